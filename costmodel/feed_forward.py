@@ -417,10 +417,10 @@ def dispatch_links(c: Context) -> Links:
         return c.links
     cluster = c.workload.cluster
     over_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
-    own = c.links.dispatched_bytes_per_s
+    rates = c.links.dispatched_bytes_per_s
     full = replace(
         c.links,
-        all_to_all_bytes_per_s=c.links.all_to_all_bytes_per_s if own is None else own,
+        all_to_all_bytes_per_s=c.links.all_to_all_bytes_per_s if rates is None else rates,
         exchange_half_bytes=np.zeros_like(c.links.half_bytes),
     )
     return replace(full, rails=None) if over_nvlink else full

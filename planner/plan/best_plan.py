@@ -48,7 +48,7 @@ from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.choices import DOUBLED
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_document
-from meshwright.planner.search.loop import Known, Progress, search_executions
+from meshwright.planner.search.loop import KnownSurvey, Progress, search_executions
 from meshwright.planner.search.pricing import ALL_PLANS, Certificate, Outcome, SearchParams, Sought
 from meshwright.planner.solvers.clock import Shares, is_over
 from meshwright.planner.solvers.processes import side_by_side
@@ -70,7 +70,7 @@ def search_with_buckets(
     params: SearchParams | None = None,
     own_buckets: bool = False,
     sought: Sought = ALL_PLANS,
-    known: Known | None = None,
+    known_survey: KnownSurvey | None = None,
 ) -> Outcome:
     """The best layouts of a request, with the best size of their gradient buckets.
 
@@ -82,7 +82,7 @@ def search_with_buckets(
         What to plan.
     progress
         Called with one line whenever a better plan is found.
-    begin_with, run_as, counts, most_priced, params, own_buckets, sought, known
+    begin_with, run_as, counts, most_priced, params, own_buckets, sought, known_survey
         As `search_executions` takes them.
 
     Returns
@@ -101,7 +101,7 @@ def search_with_buckets(
         params=params,
         own_buckets=own_buckets,
         sought=sought,
-        known=known,
+        known_survey=known_survey,
     )
     return outcome if own_buckets else with_gradient_buckets(request, outcome)
 
@@ -436,7 +436,7 @@ def best_plan(
     own_buckets: bool = False,
     compares: bool = True,
     compares_later: bool = False,
-    known: Known | None = None,
+    known_survey: KnownSurvey | None = None,
 ) -> BestPlan:
     """Searches for the best plan of a request.
 
@@ -462,7 +462,7 @@ def best_plan(
         Whether a plan that leaves GPUs idle is held against the best on all of them, which takes a search.
     compares_later
         Whether the caller runs that search, where nothing else depends on it: `BestPlan.comparison`.
-    known
+    known_survey
         What was surveyed of this request, or of one with a larger space.
     """
     likely, likely_run_as = begin_with, run_as
@@ -490,7 +490,7 @@ def best_plan(
             params=params,
             own_buckets=own_buckets,
             sought=sought,
-            known=known,
+            known_survey=known_survey,
         )
 
     is_expected = request.objective == "expected"

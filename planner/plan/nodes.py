@@ -501,11 +501,11 @@ def _links_are_alike(cluster: ClusterSpec) -> bool:
 
 def _whole_nodes(request: PlanRequest, cluster: ClusterSpec) -> list[ClusterSpec]:
     """The cluster without its part-filled nodes, as far as GPUs are asked for; none if that is no choice."""
-    whole, per_node = _of_whole_nodes(cluster), cluster.gpus_per_node
-    gpus = min(whole.gpus, request.gpus) // per_node * per_node
+    on_whole, per_node = _of_whole_nodes(cluster), cluster.gpus_per_node
+    gpus = min(on_whole.gpus, request.gpus) // per_node * per_node
     if not gpus or (gpus < request.gpus and "idle-gpus" in request.forbids):
         return []
-    choices, _ = _choices(whole, gpus)
+    choices, _ = _choices(on_whole, gpus)
     return choices[:MOST_WHOLE]
 
 
@@ -530,12 +530,12 @@ def _in_fullest_rack(
     per_node = cluster.gpus_per_node
     if cluster.nvlink_domain == per_node or "idle-gpus" in request.forbids:
         return []
-    whole = _of_whole_nodes(cluster)
-    leaves = _nodes_of_leaves(whole)
+    on_whole = _of_whole_nodes(cluster)
+    leaves = _nodes_of_leaves(on_whole)
     fullest = next(iter(leaves), None)
     if fullest is None or len(leaves[fullest]) * per_node >= request.gpus:
         return []
-    rack = _taking(whole, leaves, {fullest: len(leaves[fullest])})
+    rack = _taking(on_whole, leaves, {fullest: len(leaves[fullest])})
     limit_s = limit_left_s()
     share_s = None if limit_s is None else limit_s * RACK_SHARE
     there = replace(request, cluster=rack, gpus=rack.gpus, time_limit_s=share_s)

@@ -41,7 +41,7 @@ from meshwright.planner.plan.texts import plan_placement
 from meshwright.planner.request.choices import Choice
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import layout_from_document
-from meshwright.planner.search.loop import Known, Survey, survey_part
+from meshwright.planner.search.loop import KnownSurvey, Survey, survey_part
 from meshwright.planner.search.pricing import Certificate, Outcome
 from meshwright.planner.search.space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s
@@ -138,10 +138,12 @@ def survey_of(request: PlanRequest, plan: Plan) -> Survey | None:
             for part in range(parts)
         ]
     )
-    whole = [each for each in surveys if each is not None]
-    if len(whole) < parts:
+    complete = [each for each in surveys if each is not None]
+    if len(complete) < parts:
         return None
-    return Survey(below_s=below_s, branches=tuple(own for each in whole for own in each.branches))
+    return Survey(
+        below_s=below_s, branches=tuple(branch for each in complete for branch in each.branches)
+    )
 
 
 def question_of_robustness(
@@ -176,7 +178,7 @@ def question_of_robustness(
 
 def _risk(request: PlanRequest, plan: Plan, survey: Survey | None) -> MemoryRisk | None:
     def searched(wanted: PlanRequest) -> Outcome:
-        return _searched_again(wanted, plan, _known(survey))
+        return _searched_again(wanted, plan, _known_survey(survey))
 
     return risk_with_cost(request, plan, None if _too_long(request, plan) else searched)
 
@@ -272,8 +274,8 @@ def _with_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
     )
 
 
-def _known(survey: Survey | None, factor: float = 1.0) -> Known | None:
-    return None if survey is None else Known(survey=survey, factor=factor)
+def _known_survey(survey: Survey | None, factor: float = 1.0) -> KnownSurvey | None:
+    return None if survey is None else KnownSurvey(survey=survey, factor=factor)
 
 
 def _scenario(request: PlanRequest, plan: Plan, survey: Survey | None, change: Change) -> Scenario:
@@ -284,7 +286,7 @@ def _scenario(request: PlanRequest, plan: Plan, survey: Survey | None, change: C
     if not _too_long(request, plan):
         # The survey has the most memory of all changes; of faster parts see `monotone_bound_s`.
         factor = 1.0 if change.memory else min(change.factor, 1.0) * (1 - ROUNDING)
-        search = partial(_rival, changed, plan, _known(survey, factor))
+        search = partial(_rival, changed, plan, _known_survey(survey, factor))
     return scenario_of(change.words, now_s, bound_s, search)
 
 
@@ -299,8 +301,8 @@ class BestUnderChange:
     """Its layout, of the fastest plan; None without one."""
 
 
-def _rival(changed: PlanRequest, plan: Plan, known: Known | None) -> BestUnderChange:
-    outcome = _searched_again(changed, plan, known)
+def _rival(changed: PlanRequest, plan: Plan, known_survey: KnownSurvey | None) -> BestUnderChange:
+    outcome = _searched_again(changed, plan, known_survey)
     best = outcome.best[0] if outcome.best else None
     return BestUnderChange(
         status=outcome.status,
@@ -410,7 +412,7 @@ def _alike(request: PlanRequest, plan: Plan) -> int:
     return overlaps * (1 if space is None else len(space.optimizer_offloads))
 
 
-def _searched_again(changed: PlanRequest, plan: Plan, known: Known | None) -> Outcome:
+def _searched_again(changed: PlanRequest, plan: Plan, known_survey: KnownSurvey | None) -> Outcome:
     """The best plan with the nominal constants of a changed request."""
     assert plan.layout is not None
     return best_plan(
@@ -418,7 +420,7 @@ def _searched_again(changed: PlanRequest, plan: Plan, known: Known | None) -> Ou
         most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),
         run_as=plan.execution,
-        known=known,
+        known_survey=known_survey,
     ).outcome
 
 
@@ -477,10 +479,10 @@ def question_of_choices(
     """
     if plan.layout is None or plan.execution is None:
         return Question()
-    known, answers = _known(survey), earlier or {}
+    known_survey, answers = _known_survey(survey), earlier or {}
     tasks = [
-        *_choices(request, plan, answers, known),
-        *_bucket_choice(request, plan, answers, known),
+        *_choices(request, plan, answers, known_survey),
+        *_bucket_choice(request, plan, answers, known_survey),
     ]
     return Question(tasks=tasks, answered=partial(_with_choices, request))
 
@@ -577,7 +579,10 @@ def gain_of(choice: ExecutionChoice) -> float:
 
 
 def _choices(
-    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer], known: Known | None
+    request: PlanRequest,
+    plan: Plan,
+    earlier: Mapping[str, Answer],
+    known_survey: KnownSurvey | None,
 ) -> Iterator[Task]:
     assert plan.layout is not None
     assert plan.execution is not None
@@ -585,7 +590,13 @@ def _choices(
         without = without_choice(request, choice)
         if without is not None:
             yield partial(
-                _choice, plan, choice, value, without, earlier.get(choice.name), known=known
+                _choice,
+                plan,
+                choice,
+                value,
+                without,
+                earlier.get(choice.name),
+                known_survey=known_survey,
             )
 
 
@@ -596,14 +607,14 @@ def _choice(
     without: PlanRequest,
     earlier: Answer | None,
     *,
-    known: Known | None,
+    known_survey: KnownSurvey | None,
 ) -> Answer:
     """A choice of the plan with the best plan for the request without it."""
     likely = _likely(plan)
     if choice.of == "layout":
         plain: dict[str, Any] = {choice.name: choice.plain}
         likely = replace(likely, **plain)
-    found = earlier or _answered(choice.name, without, likely, plan.execution, known)
+    found = earlier or _answered(choice.name, without, likely, plan.execution, known_survey)
     answer = found.of_value(value)
     return replace(answer, choice=described(answer.choice, choice, value, plan.inputs))
 
@@ -645,7 +656,7 @@ def _answered(
     without: PlanRequest,
     likely: Layout,
     run_as: Execution | None,
-    known: Known | None,
+    known_survey: KnownSurvey | None,
     *,
     own_buckets: bool = False,
 ) -> Answer:
@@ -659,7 +670,7 @@ def _answered(
             run_as=run_as,
             own_buckets=own_buckets,
             compares=False,
-            known=known,
+            known_survey=known_survey,
         )
     claim = "not searched" if best is None else best.claim
     choice = ExecutionChoice(
@@ -689,11 +700,14 @@ def without_choice(request: PlanRequest, choice: Choice) -> PlanRequest | None:
 
 
 def _bucket_choice(
-    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer], known: Known | None
+    request: PlanRequest,
+    plan: Plan,
+    earlier: Mapping[str, Answer],
+    known_survey: KnownSurvey | None,
 ) -> Iterator[Task]:
     if plan.execution is not None and plan.execution.bucket_mb is not None:
         bucket_mb = plan.execution.bucket_mb
-        yield partial(_of_buckets, request, plan, bucket_mb, earlier.get("bucket_mb"), known)
+        yield partial(_of_buckets, request, plan, bucket_mb, earlier.get("bucket_mb"), known_survey)
 
 
 def _of_buckets(
@@ -701,10 +715,10 @@ def _of_buckets(
     plan: Plan,
     bucket_mb: float,
     earlier: Answer | None,
-    known: Known | None,
+    known_survey: KnownSurvey | None,
 ) -> Answer:
     """The size of the plan's gradient buckets with the best plan that keeps the framework's own."""
     answer = earlier or _answered(
-        "bucket_mb", request, _likely(plan), plan.execution, known, own_buckets=True
+        "bucket_mb", request, _likely(plan), plan.execution, known_survey, own_buckets=True
     )
     return answer.of_value(bucket_mb)

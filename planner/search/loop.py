@@ -100,24 +100,25 @@ class Survey:
     def of_branch(self, branch: Branch) -> SurveyedBranch | None:
         """What was surveyed of an execution; None where that is not all of its layouts.
 
-        Models and what is asked of a step are those that were surveyed. Of clusters, `Known.factor` answers
-        for rates, and the survey was given no less memory.
+        Models and what is asked of a step are those that were surveyed. Of clusters, `KnownSurvey.factor`
+        answers for rates, and the survey was given no less memory.
         """
-        for own in self.branches:
-            if own.execution == branch.execution:
-                is_whole = own.space.covers(branch.space)
-                return own if is_whole and _same_work(own.space, branch.space) else None
+        for surveyed in self.branches:
+            if surveyed.execution == branch.execution:
+                is_covered = surveyed.space.covers(branch.space)
+                is_alike = _same_work(surveyed.space, branch.space)
+                return surveyed if is_covered and is_alike else None
         return None
 
 
 def _same_work(surveyed: Space, asked: Space) -> bool:
     """Whether two spaces are of one workload but for rates, memory and its margin."""
-    known, own = surveyed.workload, asked.workload
-    return known == replace(own, cluster=known.cluster, memory_margin=known.memory_margin)
+    before, now = surveyed.workload, asked.workload
+    return before == replace(now, cluster=before.cluster, memory_margin=before.memory_margin)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownSurvey:
     """A survey, read by the search of another request."""
 
     survey: Survey
@@ -146,12 +147,12 @@ class LayoutSearch:
         run_as: Execution | None = None,
         counts: bool = False,
         sought: Sought = ALL_PLANS,
-        known: Known | None = None,
+        known_survey: KnownSurvey | None = None,
         progress: Progress | None = None,
         routing: JointRouting | None = None,
         params: SearchParams | None = None,
     ) -> None:
-        self._known, self._is_survey = known, False
+        self._known_survey, self._is_survey = known_survey, False
         self._surveyed: frozenset[int] = frozenset()
         """Executions whose layouts are in the pool as far as they may beat the best price."""
         self._params = params or SearchParams()
@@ -247,7 +248,7 @@ class LayoutSearch:
             self._scan_space()
         pool = self._pool
         rows = [np.flatnonzero(pool.branch == index) for index in range(len(self._branches))]
-        own = [
+        branches = [
             SurveyedBranch(
                 execution=branch.execution,
                 space=branch.space,
@@ -258,7 +259,7 @@ class LayoutSearch:
             )
             for branch, rows_there in zip(self._branches, rows, strict=True)
         ]
-        return Survey(below_s=self._sought.below_s, branches=tuple(own))
+        return Survey(below_s=self._sought.below_s, branches=tuple(branches))
 
     def _take_surveyed(self) -> None:
         """Puts what was surveyed into the pool, where no other layout of its executions beats the best price.
@@ -266,19 +267,19 @@ class LayoutSearch:
         Layouts of the survey are priced first where the best price so far is too long for that; nothing is
         kept of them where they are as slow.
         """
-        known = self._known
-        if known is None or self._space.workload.inside_domain:
+        known_survey = self._known_survey
+        if known_survey is None or self._space.workload.inside_domain:
             return
-        rest_s = known.survey.below_s * known.factor
-        every = (known.survey.of_branch(branch) for branch in self._branches)
-        surveyed = {index: own for index, own in enumerate(every) if own is not None}
+        rest_s = known_survey.survey.below_s * known_survey.factor
+        every = (known_survey.survey.of_branch(branch) for branch in self._branches)
+        surveyed = {index: branch for index, branch in enumerate(every) if branch is not None}
         is_close = self._cutoff_s <= rest_s
         # What is priced in vain counts where few prices are allowed.
         if not surveyed or not (is_close or self._most_priced is None):
             return
-        for index, own in surveyed.items():
+        for index, branch in surveyed.items():
             self._remaining_s()
-            self._add_surveyed(index, own, known.factor, min(self._cutoff_s, rest_s))
+            self._add_surveyed(index, branch, known_survey.factor, min(self._cutoff_s, rest_s))
         if is_close and len(surveyed) == len(self._branches):
             self._unexplored_s = rest_s
         together = self._together if is_close else self._params.first_together
@@ -291,10 +292,11 @@ class LayoutSearch:
             self._pool, self.chooser = LayoutPool(), self._new_chooser()
 
     def _add_surveyed(
-        self, index: int, own: SurveyedBranch, factor: float, cutoff_s: float
+        self, index: int, surveyed: SurveyedBranch, factor: float, cutoff_s: float
     ) -> None:
         """Puts the surveyed layouts of one execution that may beat the cutoff into the pool."""
-        layouts, branch = own.layouts.take(own.bound_s * factor < cutoff_s), self._branches[index]
+        layouts = surveyed.layouts.take(surveyed.bound_s * factor < cutoff_s)
+        branch = self._branches[index]
         if layouts.broadcast_shape()[0]:
             layouts = layouts.take(branch.space.among(layouts))
         layouts, _, bound_s = branch.promising_layouts(layouts, cutoff_s, self.certificate)
@@ -887,7 +889,7 @@ def search_executions(
     own_buckets: bool = False,
     corrections: GainCorrections | None = None,
     sought: Sought = ALL_PLANS,
-    known: Known | None = None,
+    known_survey: KnownSurvey | None = None,
 ) -> Outcome:
     """The best layouts of a request under any execution that it may choose.
 
@@ -916,7 +918,7 @@ def search_executions(
         What prices are multiplied by, all that is answered among them.
     sought
         Which plans are asked for.
-    known
+    known_survey
         What was surveyed of this request, or of one with a larger space.
     """
     branches = branches_of(request, pricing_of, own_buckets=own_buckets, corrections=corrections)
@@ -934,7 +936,7 @@ def search_executions(
         run_as=run_as,
         counts=counts,
         sought=sought,
-        known=None if corrections is not None else known,
+        known_survey=None if corrections is not None else known_survey,
         most_priced=most_priced,
         progress=progress,
         params=params,

@@ -506,8 +506,8 @@ def _are_rows_of(allowed: Iterable[tuple[int, ...]], *columns: Ints) -> BoolArra
     table = np.stack(np.broadcast_arrays(*columns), axis=-1)
     kinds, back = np.unique(table, axis=0, return_inverse=True)
     among = set(allowed)
-    known = [tuple(kind) in among for kind in kinds.tolist()]
-    return np.array(known, dtype=np.bool_)[back.reshape(-1)]
+    are_among = [tuple(kind) in among for kind in kinds.tolist()]
+    return np.array(are_among, dtype=np.bool_)[back.reshape(-1)]
 
 
 def _bubble_factor(vpp: int, schedule: int) -> float:

@@ -16,7 +16,7 @@ from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.robustness import Change, changes, monotone_bound_s
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.loop import (
-    Known,
+    KnownSurvey,
     LayoutSearch,
     Survey,
     search_executions,
@@ -79,13 +79,13 @@ def test_a_survey_lists_every_layout_below_its_seconds(seed: int) -> None:
         assert all(as_row(priced.layout) in listed[priced.execution] for priced in faster)
 
 
-def searched(request: PlanRequest, best: Priced, known: Known | None) -> Outcome:
+def searched(request: PlanRequest, best: Priced, known: KnownSurvey | None) -> Outcome:
     return search_executions(
         request,
         pricing_of,
         begin_with=likely_of(best),
         run_as=best.execution,
-        known=known,
+        known_survey=known,
     )
 
 
@@ -114,7 +114,7 @@ def compared(seed: int, share: float) -> None:
             questions.append((replace(request, pins={**request.pins, name: plain}), 1.0))
     by_force = seed % len(questions)
     for number, (question, factor) in enumerate(questions):
-        outcome = searched(question, best, Known(survey=survey, factor=factor))
+        outcome = searched(question, best, KnownSurvey(survey=survey, factor=factor))
         if number == by_force:
             least_s = min((priced.step_time_s for priced in every_price(question)), default=inf)
         else:
@@ -139,7 +139,7 @@ def test_what_is_hardly_faster_than_the_first_price_is_found_in_the_survey(seed:
     request = asked(seed)
     best, second = every_price(request)[:2]
     assert 1.001 < second.step_time_s / best.step_time_s < 1.02
-    known = Known(survey=surveyed(request, second.step_time_s * 1.01, likely_of(second)))
+    known = KnownSurvey(survey=surveyed(request, second.step_time_s * 1.01, likely_of(second)))
     outcome = searched(request, second, known)
     assert outcome.status == "optimal"
     assert outcome.best[0].step_time_s == best.step_time_s
@@ -160,11 +160,11 @@ def test_a_search_looks_at_the_survey_alone_while_the_best_is_below_its_seconds(
         whole(search)
 
     monkeypatch.setattr(LayoutSearch, "_scan_space", counted)
-    known = Known(survey=survey)
+    known = KnownSurvey(survey=survey)
     assert searched(request, best, known).best[0].step_time_s == best.step_time_s
     assert not scans
-    slow = Known(survey=survey, factor=0.8)
-    for other in (slow, Known(survey=too_few), None):
+    slow = KnownSurvey(survey=survey, factor=0.8)
+    for other in (slow, KnownSurvey(survey=too_few), None):
         assert searched(request, best, other).best[0].step_time_s == best.step_time_s
     assert len(scans) == 3
     unlike = replace(request, global_batch=2 * request.global_batch)
