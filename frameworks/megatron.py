@@ -497,7 +497,7 @@ def _encoder(source: str, *rules: str, whole: bool = True) -> EncoderSetting:
 
 _PREFERENCES_ELSEWHERE = (
     "scripts of Megatron-LM and Megatron-Bridge train on no preferences: launch the plan with --target "
-    "ms-swift, or give its degrees, batch and recomputation to NeMo-RL, which run Megatron-Core"
+    "ms-swift, or give its degrees, batch and recomputation to NeMo-RL, which runs Megatron-Core"
 )
 
 MEGATRON = Framework(

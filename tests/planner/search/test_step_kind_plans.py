@@ -182,10 +182,10 @@ def test_files_say_what_the_script_trains_on() -> None:
 
 
 @pytest.mark.slow
-def test_what_no_launch_can_carry_is_planned_saved_and_said(tmp_path: Path) -> None:
+def test_what_its_own_scripts_cannot_carry_is_planned_saved_and_said(tmp_path: Path) -> None:
     plan = planned("megatron")
     assert plan.status == "optimal"
-    assert any("Megatron-SWIFT" in note for note in plan.warnings)
+    assert any("launch the plan with --target ms-swift" in note for note in plan.warnings)
     files = plan_files(plan)
     assert {"plan.yaml", "mapping/ranks.csv"} < files.keys()
     assert not any(name.startswith("launch") for name in files)
