@@ -339,7 +339,9 @@ NO_GRAPHS: dict[str, Any] = {
         ("qwen3-8b", {"kind": "kto", "train": "lora", "lora_rank": 32}),
         ("qwen3-30b-a3b", {"kind": "sft", "pin": {"ep": 8, "moe_dispatch": "deepep"}}),
         ("qwen3-30b-a3b", {"precision": "fp8", "train": "lora", "pin": {"pp": 2, "vpp": 4}}),
-        ("gpt-oss-20b", {"kind": "sft", "pin": {"ep": 4, "tp": 2}}),
+        pytest.param(
+            "gpt-oss-20b", {"kind": "sft", "pin": {"ep": 4, "tp": 2}}, marks=pytest.mark.soak
+        ),
     ],
 )
 def test_megatron_plans_are_started_by_ms_swift(

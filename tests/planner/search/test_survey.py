@@ -29,7 +29,11 @@ from tests.planner.search.test_executions import asked
 WIDE = replace(error_band("made-up", "megatron"), low=0.7, high=1.3)
 """Of steps: wide enough that other layouts win."""
 MEMORY = memory_band()
-SEEDS = (4, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3)))
+SEEDS = (
+    *(4, 5),
+    pytest.param(0, marks=pytest.mark.slow),
+    *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2)),
+)
 
 
 def surveyed(request: PlanRequest, below_s: float, likely: Layout, parts: int = 1) -> Survey:
