@@ -165,9 +165,8 @@ class Commands(click.Group):
             if ctx.meta.get(_DEBUG) and not isinstance(error, InfeasibleError):
                 raise
             message, exit_code = message_of(error)
-            _fail(
-                ctx, as_typed(message, self.commands.get(ctx.invoked_subcommand or "")), exit_code
-            )
+            command = self.commands.get(ctx.invoked_subcommand or "")
+            _fail(ctx, as_typed(message, command), exit_code)
 
 
 _FIELDS_OF_OPTIONS = {

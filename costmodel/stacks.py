@@ -351,11 +351,10 @@ def _with_settings(stack: FrameworkConstants, run: _Settings) -> FrameworkConsta
     same = ("fused_loss", "fused_norm", "stepwise_loss", "fill_exposed", "reduces_each_micro_batch")
     said = {name: getattr(run, name) for name in same}
     changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    generation = stack.flash_generation
     if run.kernel is not None:
         changes["flash_attention"] = run.kernel in _FLASH_GENERATIONS
         changes["fused_softmax"] = run.kernel != "unfused"
-    generation = stack.flash_generation
-    if run.kernel is not None:
         generation = _FLASH_GENERATIONS.get(run.kernel, generation)
     changes["flash_generation"] = generation_on(run.architecture, generation)
     if run.gradient_bytes is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -512,12 +512,18 @@ def _whole_nodes(request: PlanRequest, cluster: ClusterSpec) -> list[ClusterSpec
 def _of_whole_nodes(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster with nothing free but its whole nodes."""
     per_node = cluster.gpus_per_node
+    whole = [free_of(node, per_node) == per_node for node in cluster.nodes]
+    return _keeping(cluster.with_any_gpus(allowed=False), whole)
+
+
+def _keeping(cluster: ClusterSpec, kept: Sequence[bool]) -> ClusterSpec:
+    """The cluster with nothing free but what is free on the nodes that are kept, one truth value each."""
     nodes = tuple(
-        node if free_of(node, per_node) == per_node else node.model_copy(update={"free_gpus": 0})
-        for node in cluster.nodes
+        node if stays else node.model_copy(update={"free_gpus": 0})
+        for node, stays in zip(cluster.nodes, kept, strict=True)
     )
-    free = sum(free_of(node, per_node) for node in nodes)
-    return cluster.with_any_gpus(allowed=False).model_copy(update={"nodes": nodes, "gpus": free})
+    free = sum(free_of(node, cluster.gpus_per_node) for node in nodes)
+    return cluster.model_copy(update={"nodes": nodes, "gpus": free})
 
 
 def _in_fullest_rack(
@@ -525,7 +531,7 @@ def _in_fullest_rack(
 ) -> list[NodeDecision]:
     """The plan on the whole nodes of one rack, where few GPUs may do more than many apart; else nothing.
 
-    It is found at once, and what is slower is left out of the search over everything free.
+    Its search is short, and the one over everything free begins with what it finds.
     """
     per_node = cluster.gpus_per_node
     if cluster.nvlink_domain == per_node or "idle-gpus" in request.forbids:
@@ -621,16 +627,14 @@ def _without_full_links(cluster: ClusterSpec) -> ClusterSpec:
     """
     links = uplinks(cluster)
     slow = _slow(links.leaves) | _slow(links.pods)
-    nodes = tuple(
-        node.model_copy(update={"free_gpus": 0})
-        if node.leaf is not None and {(node.pod or "", node.leaf), (node.pod or "", "")} & slow
-        else node
-        for node in cluster.nodes
+    fast = _keeping(
+        cluster,
+        [
+            node.leaf is None or not {(node.pod or "", node.leaf), (node.pod or "", "")} & slow
+            for node in cluster.nodes
+        ],
     )
-    free = sum(free_of(node, cluster.gpus_per_node) for node in nodes)
-    if not slow or not free:
-        return cluster
-    return cluster.model_copy(update={"nodes": nodes, "gpus": free})
+    return fast if slow and fast.gpus else cluster
 
 
 def _slow(blocks: dict[Key, Uplink]) -> set[Key]:
@@ -705,11 +709,7 @@ def _taking(
 ) -> ClusterSpec:
     """The cluster with only so many nodes of each leaf free."""
     taken = {node for key, nodes in leaves.items() for node in nodes[: counts.get(key, 0)]}
-    nodes = tuple(
-        node if index in taken else node.model_copy(update={"free_gpus": 0})
-        for index, node in enumerate(cluster.nodes)
-    )
-    return cluster.model_copy(update={"nodes": nodes, "gpus": len(taken) * cluster.gpus_per_node})
+    return _keeping(cluster, [index in taken for index in range(len(cluster.nodes))])
 
 
 def _note(asked: PlanRequest, planned: PlanRequest, usable: ClusterSpec) -> str | None:

@@ -154,12 +154,22 @@ def test_torchtitan_builds_every_catalog_model_that_it_takes(tmp_path: Path) -> 
     assert len(answers) == 43
 
 
-NOT_ALONE = {
-    "exaone-3.5-7.8b", "glm-4.1v-9b", "glm-4.5v", "internlm2.5-7b", "ling-lite", "ling-mini-2.0",
-    "mimo-7b", "minimax-m1", "minimax-text-01", "mistral-4",
+WITH_CODE = {
+    "exaone-3.5-7.8b", "internlm2.5-7b", "ling-lite", "ling-mini-2.0", "mimo-7b", "minimax-m1",
+    "minimax-text-01",
 }  # fmt: skip
-"""Models whose text part transformers builds inside that of a multimodal one alone, and those whose code
-comes with their files."""
+"""Models whose code, and with it the class of their configuration, comes with their files."""
+NOT_ALONE = WITH_CODE | {"glm-4.1v-9b", "glm-4.5v", "mistral-4"}
+"""And models whose text part transformers builds inside that of a multimodal one alone."""
+
+
+def copied_config(path: Path, folder: Path) -> Path:
+    """A config.json that transformers reads: Kimi K2 runs DeepSeek-V3's code, under a name of its own."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["model_type"] = document["model_type"].replace("kimi_k2", "deepseek_v3")
+    copied = folder / path.name
+    copied.write_text(json.dumps(document), encoding="utf-8")
+    return copied
 
 
 def answers_of_configs(
@@ -169,14 +179,8 @@ def answers_of_configs(
     models = {path.stem: read_model(path) for path in sorted(CONFIGS.glob("*.json"))}
     alone = {name: model for name, model in models.items() if name not in NOT_ALONE}
     names = [name for name, model in alone.items() if (model.vision is not None) == seeing]
-    cases = []
-    for name in names:
-        document = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
-        # Kimi K2 runs the code of DeepSeek-V3, under a name of its own.
-        document["model_type"] = document["model_type"].replace("kimi_k2", "deepseek_v3")
-        path = folder / f"{name}.json"
-        path.write_text(json.dumps(document), encoding="utf-8")
-        cases.append({"file": str(path), **settings})
+    copies = (copied_config(CONFIGS / f"{name}.json", folder) for name in names)
+    cases = [{"file": str(path), **settings} for path in copies]
     return dict(zip(names, ask(target, cases, folder), strict=True))
 
 
@@ -191,24 +195,13 @@ def test_transformers_builds_what_is_read_of_every_config_json(tmp_path: Path) -
     assert not wrong, "\n".join(wrong)
 
 
-WITH_CODE = {
-    "exaone-3.5-7.8b", "internlm2.5-7b", "ling-lite", "ling-mini-2.0", "mimo-7b", "minimax-m1",
-    "minimax-text-01",
-}  # fmt: skip
-"""Models whose code, and with it the class of their configuration, comes with their files."""
 SAYS_MORE = {"head_dim", "left_out", "source"}
 """Fields that a saved file may change: a width that is hidden over heads, and defaults that it names."""
 
 
 def test_a_config_json_saved_by_transformers_is_read_as_the_published_one(tmp_path: Path) -> None:
     paths = [path for path in sorted(CONFIGS.glob("*.json")) if path.stem not in WITH_CODE]
-    cases = []
-    for path in paths:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        document["model_type"] = document["model_type"].replace("kimi_k2", "deepseek_v3")
-        copied = tmp_path / path.name
-        copied.write_text(json.dumps(document), encoding="utf-8")
-        cases.append({"file": str(copied)})
+    cases = [{"file": str(copied_config(path, tmp_path))} for path in paths]
     answers = ask("transformers_saved", cases, tmp_path)
     assert len(answers) > 80
     for path, answer in zip(paths, answers, strict=True):
