@@ -38,6 +38,7 @@ context and NCCL's buffers.
 ## Few own runs, and beside the peers
 How the error falls as `meshwright calibrate` sees a few runs of a stack: [a few own runs](few_runs.md), by `python -m benchmarks.few_shot`.
 Calculon on the same rows, with its regret and its speed: [beside the peers](peers.md), by `python -m benchmarks.peers --calculon DIR`.
+All dense rows of A100 beside Calculon, SimuMax and llm-analysis, source by source: [dense models](peers_dense.md), by `python -m benchmarks.peers.dense_a100`.
 
 ## How the constants were fitted
 `make calibrate` refits {free} of the {records} constants in `devices.yaml` and `frameworks.yaml` of `costmodel/data`; the others are measurements, data-sheet ratios or

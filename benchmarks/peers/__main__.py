@@ -75,7 +75,7 @@ parameters and FLOP. BF16 runs at its float16 rates. Device efficiencies are tho
 parallelism overlaps by its `ring`.
 
 SimuMax is not here: it prices operators by efficiencies measured for every shape on the machine beforehand, and
-comes with those of A100 PCIe and B200, neither of which ran these sweeps.
+comes with those of A100 PCIe and B200. With the former it stands, as llm-analysis does, beside [dense models on A100](peers_dense.md).
 """
 HEAD = """| sweep | rows | | as it comes % | one factor % | factor of {own}, rest % | calibrated on {own}, rest % | regret, mean % | worst % | groups | ms |
 |---|---|---|---|---|---|---|---|---|---|---|"""

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.drive import Answer, drive
 from meshwright.costmodel.layout import Recompute
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.run_terms import ALL_LAYERS
@@ -37,16 +35,6 @@ GATED_WIDTH = 1.5
 NO_LIMIT_GIB = 8e10
 """As in its `systems/a100_80e.json`. The runs ran, so its memory model does not judge them here."""
 BITS_PER_BYTE = 8
-TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Calculon's step of one run, or why there is none, and the seconds that it took to say so."""
-
-    step_time_s: float | None
-    refused: str | None
-    seconds: float
 
 
 def why_not(run: Run) -> str | None:
@@ -154,8 +142,8 @@ def system_of(run: Run, shipped: dict[str, Any]) -> dict[str, Any]:
     return system
 
 
-def ask(runs: Sequence[Run], checkout: Path, python: str) -> list[Answer]:
-    """Calculon's answers to some runs, in their order.
+def cases_of(runs: Sequence[Run], checkout: Path) -> list[dict[str, Any]]:
+    """The runs as Calculon's three files each.
 
     Parameters
     ----------
@@ -163,13 +151,6 @@ def ask(runs: Sequence[Run], checkout: Path, python: str) -> list[Answer]:
         Runs of which `why_not` says nothing.
     checkout : Path
         Calculon's source.
-    python : str
-        An interpreter that has what Calculon imports: numpy, pandas, psutil.
-
-    Raises
-    ------
-    RuntimeError
-        Where that interpreter fails, with the last of what it printed.
     """
     cases = []
     for run in runs:
@@ -180,18 +161,12 @@ def ask(runs: Sequence[Run], checkout: Path, python: str) -> list[Answer]:
             "system": system_of(run, shipped),
         }
         cases.append(case)
-    finished = subprocess.run(
-        [python, str(DRIVER)],
-        input=json.dumps(cases),
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
-    if finished.returncode:
-        raise RuntimeError(f"Calculon did not run: {finished.stderr[-1000:]}")
-    return [
-        Answer(case.get("step_time_s"), case.get("refused"), case["seconds"])
-        for case in json.loads(finished.stdout)
-    ]
+    return cases
+
+
+def ask(runs: Sequence[Run], checkout: Path, python: str) -> list[Answer]:
+    """Calculon's answers to some runs of which `why_not` says nothing, in their order (`drive.drive`).
+
+    `python` needs what Calculon imports: numpy, pandas, psutil.
+    """
+    return drive(DRIVER, cases_of(runs, checkout), checkout, python)

@@ -1,4 +1,4 @@
-"""A measured run in Calculon's words, and the arithmetic of the comparison; without Calculon."""
+"""A measured run in the words of other tools, and the arithmetic of the comparison; without those tools."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.few_shot import DATA
+from benchmarks.peers import dense_a100, llm_analysis_cases, simumax_cases
 from benchmarks.peers.__main__ import PEERS_PAGE, SWEEPS
 from benchmarks.peers.calculon_cases import (
     NO_LIMIT_GIB,
@@ -123,3 +124,54 @@ def test_the_page_has_both_tools_on_every_sweep() -> None:
     text = PEERS_PAGE.read_text(encoding="utf-8")
     for sweep in SWEEPS:
         assert text.count(f"| {sweep.name} |") == 2
+
+
+@pytest.fixture(scope="module")
+def megascale() -> Run:
+    """GPT-3 175B on 512 A100: tp 8, pp 8, 6 virtual stages, dp 8, 96 micro-batches."""
+    return read_runs(DATA / "megascale.yaml")[0]
+
+
+def test_simumax_reads_degrees_recomputation_and_virtual_stages(megascale: Run) -> None:
+    strategy = simumax_cases.strategy_of(megascale)
+    assert (strategy["tp_size"], strategy["pp_size"], strategy["world_size"]) == (8, 8, 512)
+    assert (strategy["micro_batch_num"], strategy["interleaving_size"]) == (96, 6)
+    assert not strategy["pp_comm_async"]
+    assert strategy["recompute_granularity"] == "sdp_only"
+    assert simumax_cases.model_of(megascale)["use_swiglu"] is False
+
+
+def test_simumax_keeps_kernels_and_gets_the_runs_links(megascale: Run) -> None:
+    places = ("low_intra_node", "high_intra_node", "inter_node")
+    switched = {"networks": {place: {"bandwidth": {"gbps": 1.0}} for place in places}}
+    shipped = {"accelerator": {"op": "kernels"}, "networks": {"intra_node_pcie_8x": {}}}
+    system = simumax_cases.system_of(megascale, shipped, switched)
+    assert system["accelerator"] == {"op": "kernels"}
+    assert "intra_node_pcie_8x" not in system["networks"]
+    assert system["networks"]["high_intra_node"]["bandwidth"]["gbps"] == 300
+    assert system["networks"]["inter_node"]["bandwidth"]["gbps"] == 200
+
+
+def test_llm_analysis_reads_the_micro_batch_and_the_step(megascale: Run) -> None:
+    case = llm_analysis_cases.case_of(megascale, {"name": "a100"})
+    assert case["training"]["gradient_accumulation_steps"] == 96
+    assert case["training"]["recomputation"] == 1
+    assert case["parallelism"] == {"tp_size": 8, "pp_size": 8, "dp_size": 8, "sp_size": 8}
+
+
+def test_sources_in_which_another_is_nearer_are_named(megascale: Run) -> None:
+    runs = list(read_runs(DATA / "megascale.yaml"))
+    measured_s = np.array([run.measured.step_time_s for run in runs if run.measured])
+    steps_s = {"meshwright": 1.1 * measured_s, "near": 1.05 * measured_s, "far": 2.0 * measured_s}
+    assert dense_a100.nearer_than_ours(runs, steps_s) == "near on MegaScale (NSDI 2024), Table 2"
+    lines = dense_a100.table_of(runs, steps_s)
+    assert lines[-1] == "| all | 4 | 10.0, 0.0 | 5.0, 0.0 | 100.0, 0.0 |"
+
+
+def test_the_dense_page_has_every_source_and_all_tools() -> None:
+    text = dense_a100.PAGE.read_text(encoding="utf-8")
+    for word in ("| source | rows | meshwright | Calculon | SimuMax | llm-analysis |", "| all |"):
+        assert word in text
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| all |")]
+    ours, *others = (float(cell.split(",")[0]) for cell in rows[0][3:7])
+    assert ours < min(others)
