@@ -219,7 +219,13 @@ def experts_command(
         from meshwright.api import place_experts
         from meshwright.planner.report.traffic_view import experts_view
 
-    _check_output(output, heat_map, force)
+    from meshwright.documents import refuse_taken_file
+
+    for path in (output, heat_map):
+        if path is not None:
+            refuse_taken_file(path, force)
+    if heat_map is not None and heat_map.suffix.lower() != ".svg":
+        raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
     with ProgressLine("placing experts") as progress:
         plan = place_experts(progress=progress, **options)
     _write(plan, form, output, heat_map, force)
@@ -229,17 +235,6 @@ def experts_command(
         from meshwright.planner.experts.placements import READERS
 
         say(f"\n{output}, for {READERS[form].replace('FILE', str(output))}")
-
-
-def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:
-    """Raises before anything is solved if the files could not be written."""
-    from meshwright.documents import refuse_taken_file
-
-    for path in (output, heat_map):
-        if path is not None:
-            refuse_taken_file(path, force)
-    if heat_map is not None and heat_map.suffix.lower() != ".svg":
-        raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
 
 
 def _write(

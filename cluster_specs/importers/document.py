@@ -472,7 +472,11 @@ def import_topology(
         }
         notes += level_notes
     elif oversubscription is not None:
-        data["levels"] = _with_oversubscription(base, oversubscription)
+        _check_count([level.name for level in base.levels], oversubscription)
+        data["levels"] = [
+            {**level.model_dump(exclude_none=True), "oversubscription": ratio}
+            for level, ratio in zip(base.levels, oversubscription, strict=True)
+        ]
     changed = sorted({*facts.node_fields, *(["levels", "nodes"] if facts.nodes else [])})
     if changed:
         data["sources"] = {**data.get("sources", {}), **dict.fromkeys(changed, f"{form} {files}")}
@@ -598,16 +602,6 @@ def _ratios(facts: FileFacts, oversubscription: Sequence[float] | None) -> Seque
         return facts.oversubscription or [1.0] * len(facts.level_names)
     _check_count(facts.level_names, oversubscription)
     return oversubscription
-
-
-def _with_oversubscription(
-    base: ClusterSpec, oversubscription: Sequence[float]
-) -> list[dict[str, object]]:
-    _check_count([level.name for level in base.levels], oversubscription)
-    return [
-        {**level.model_dump(exclude_none=True), "oversubscription": ratio}
-        for level, ratio in zip(base.levels, oversubscription, strict=True)
-    ]
 
 
 def _check_count(names: Sequence[str], oversubscription: Sequence[float]) -> None:

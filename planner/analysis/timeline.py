@@ -288,7 +288,12 @@ def _events(trace: Trace) -> Iterator[Event]:
             yield from _thread(rank, thread)
         for each in played:
             yield from _pass(trace, rank, each)
-        yield from _afterwards(trace, rank)
+        now_s = trace.timeline.seconds
+        for part, seconds in trace.afterwards:
+            if seconds > 0:
+                track, times = (rank, AFTERWARDS), (now_s, now_s + seconds)
+                yield _event(part, "after the pipeline", track, times)
+            now_s += seconds
         yield from _sent(rank, SENDS, [each for each in transfers if each.sender == rank])
         yield from _sent(rank, RECEIVES, [each for each in transfers if each.receiver == rank])
         yield from _memory_counter(trace, rank, played)
@@ -389,15 +394,6 @@ def _sent(rank: int, thread: int, transfers: list[_Transfer]) -> Iterator[Event]
                 yield {**arrow, "ph": "s", "ts": begin_us + third_us}
             else:
                 yield {**arrow, "ph": "f", "bp": "e", "ts": begin_us + 2 * third_us}
-
-
-def _afterwards(trace: Trace, rank: int) -> Iterator[Event]:
-    now_s = trace.timeline.seconds
-    for part, seconds in trace.afterwards:
-        if seconds > 0:
-            track, times = (rank, AFTERWARDS), (now_s, now_s + seconds)
-            yield _event(part, "after the pipeline", track, times)
-        now_s += seconds
 
 
 def _memory_counter(trace: Trace, rank: int, played: list[_PlayedPass]) -> Iterator[Event]:

@@ -6,7 +6,7 @@ Where none can be made alone (degrees that would not divide), several are made a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
@@ -249,18 +249,15 @@ class _Way:
     def next_change(self, state: State, keys: list[str]) -> tuple[str, ...]:
         """The change that makes the step fastest now: a single one, or the fewest that go together."""
         for size in (1, 2):
-            best = self._fastest(state, combinations(keys, size))
+            priced = []
+            for chosen in combinations(keys, size):
+                price = self._price({**state, **{key: self.last[key] for key in chosen}})
+                if price is not None:
+                    priced.append((price, chosen))
+            best = min(priced)[1] if priced else ()
             if best:
                 return best
         return tuple(keys)
-
-    def _fastest(self, state: State, candidates: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-        priced = []
-        for chosen in candidates:
-            price = self._price({**state, **{key: self.last[key] for key in chosen}})
-            if price is not None:
-                priced.append((price, chosen))
-        return min(priced)[1] if priced else ()
 
     def document(
         self,
@@ -421,16 +418,12 @@ def _value(key: str, state: State) -> str:
     if key == "schedule":
         return schedule_name(value, state["vpp"])
     if key == "recompute":
-        return _recompute_text(state)
+        mask, layers = state["recompute"]
+        kind, modules, _ = recompute_words(Recompute(mask), layers)
+        if kind == "full" and layers < ALL_LAYERS:
+            return f"full of {layers} layers a stage"
+        return f"selective {'+'.join(modules)}" if modules else kind
     return ("off", "on")[bool(value)] if isinstance(value, bool) or key in _OF_STACK else str(value)
-
-
-def _recompute_text(state: State) -> str:
-    mask, layers = state["recompute"]
-    kind, modules, _ = recompute_words(Recompute(mask), layers)
-    if kind == "full" and layers < ALL_LAYERS:
-        return f"full of {layers} layers a stage"
-    return f"selective {'+'.join(modules)}" if modules else kind
 
 
 _LABELS = {

@@ -178,16 +178,12 @@ def _with(text: str, edit: FlagEdit, anchors: Sequence[str]) -> str:
         line_end = len(text) if line_end < 0 else line_end
         before, after = text[line_start : match.start()], text[match.end() : line_end]
         if before.strip() == "" and after.strip() in ("", "\\"):
-            if after.strip() == "" and _is_continued(text, line_start) and line_start:
+            is_continued = text[:line_start].rstrip("\n").endswith("\\")
+            if after.strip() == "" and is_continued and line_start:
                 return f"{text[: match.end()]} \\\n{before}{words}{text[match.end() :]}"
             return f"{text[:line_end]}\n{before}{words}{after}{text[line_end:]}"
         return f"{text[: match.end()]} {words}{text[match.end() :]}"
     return text
-
-
-def _is_continued(text: str, line_start: int) -> bool:
-    """Whether the line before ends with a backslash."""
-    return text[:line_start].rstrip("\n").endswith("\\")
 
 
 SAME_PRICE = 1e-3
@@ -451,7 +447,12 @@ class ScriptChange(FileChange):
     def diff(self) -> ScriptDiff:
         """The edits, written into the text where that is possible."""
         candidates = [*self._sets(), *self._removals()]
-        edits = self._needed(candidates)
+        # The fewest edits with the meaning of all; flags that begin with the same word stay together.
+        subjects = dict.fromkeys(_subject(edit.flag) for edit in candidates)
+        groups = [[edit for edit in candidates if _subject(edit.flag) == name] for name in subjects]
+        # A new flag may say what holds without it.
+        groups += [[edit] for edit in candidates if edit.before is None and edit.after in _DEFAULTS]
+        edits = self._smallest(candidates, groups, self._meaning_of)
         text = self._written(edits, self._meaning_of(candidates))
         if text is None:
             return self._result(
@@ -485,14 +486,6 @@ class ScriptChange(FileChange):
             if flag in removed or companion:
                 edits.append(FlagEdit(flag=flag, before=values, after=None))
         return edits
-
-    def _needed(self, edits: list[FlagEdit]) -> list[FlagEdit]:
-        """The fewest edits with the meaning of all; flags that begin with the same word stay together."""
-        subjects = dict.fromkeys(_subject(edit.flag) for edit in edits)
-        groups = [[edit for edit in edits if _subject(edit.flag) == name] for name in subjects]
-        # A new flag may say what holds without it.
-        groups += [[edit] for edit in edits if edit.before is None and edit.after in _DEFAULTS]
-        return self._smallest(edits, groups, self._meaning_of)
 
     def _written(self, edits: Sequence[FlagEdit], target: object) -> str | None:
         """The file with the edits, in the first way of writing them that its reader understands."""

@@ -242,11 +242,7 @@ def training_warnings(request: PlanRequest) -> Iterator[str]:
             "and a window saves it nothing"
         )
     yield from _of_images(request)
-    yield from _of_the_kind(request)
-
-
-def _of_the_kind(request: PlanRequest) -> Iterator[str]:
-    """What a kind of step other than pretraining leaves to the run, and what stands behind its price."""
+    # What a kind of step other than pretraining leaves to the run, and what stands behind its price.
     kind = STEP_KINDS[request.kind]
     if request.kind == PRETRAINING:
         return

@@ -448,22 +448,18 @@ def _of_everything(
     on_these = replace(on_these, time_limit_s=Shares(later + 1).next_s())
     likely = replace(outcome.best[0].layout, recompute_layers=0)
     best_there = searched(on_these, begin_with=likely, counts=True, sought=Sought(listed_only=True))
-    mapped = _on_its_gpus(on_these, outcome)
+    # The plan of a search as it is mapped, priced where nothing else is free; without a bound.
+    plan = outcome.best[0]
+    workload = on_these.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
+    placed = group_placement(workload, plan.layout, plan.stages, plan.matrix, plan.ranks)
+    estimate = estimate_layout(workload, plan.layout, placed, plan.stages)
+    priced = replace(plan, step_time_s=float(np.asarray(estimate.step_time_s)))
+    mapped = replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
     mapped_s = mapped.best[0].step_time_s * (1 + ROUNDING)
     if not best_there.best or mapped_s < best_there.best[0].step_time_s:
         best_there = mapped
     settled = IdleDecision(outcome=best_there, full=None)
     return [NodeDecision(request=on_these, settled=settled)], outcome
-
-
-def _on_its_gpus(request: PlanRequest, outcome: Outcome) -> Outcome:
-    """The plan of a search as it is mapped, priced where nothing else is free; without a bound."""
-    plan = outcome.best[0]
-    workload = request.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
-    placed = group_placement(workload, plan.layout, plan.stages, plan.matrix, plan.ranks)
-    estimate = estimate_layout(workload, plan.layout, placed, plan.stages)
-    priced = replace(plan, step_time_s=float(np.asarray(estimate.step_time_s)))
-    return replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
 
 
 def _best_layout(decisions: list[NodeDecision]) -> Layout | None:

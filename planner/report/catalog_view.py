@@ -58,33 +58,25 @@ def json_schema(kind: str) -> dict[str, Any]:
     }
     schema = documents[kind].model_json_schema(by_alias=True)
     if kind == "jobs":
-        _describe_jobs(schema)
+        # Jobs are read one by one, so that a bad one stops no other: here they are spelt out.
+        job = FleetJobDoc.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
+        schema.setdefault("$defs", {}).update(job.pop("$defs", {}))
+        schema["$defs"]["job"] = job
+        schema["properties"]["jobs"]["items"] = {"$ref": "#/$defs/job"}
     if kind == "cluster":
-        _accept_references(schema)
+        # A cluster file may name its device or start from a catalog entry, which fills in the rest.
+        properties = schema["properties"]
+        device = properties["device"]
+        properties["device"] = {
+            "anyOf": [device, {"type": "string", "description": "A name of `catalog devices`."}]
+        }
+        properties["base"] = {
+            "type": "string",
+            "description": "A name of `catalog clusters` to start from.",
+        }
+        schema.pop("required", None)
+        schema["anyOf"] = [{"required": ["device"]}, {"required": ["base"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _describe_jobs(schema: dict[str, Any]) -> None:
-    """Jobs are read one by one, so that a bad one stops no other: here they are spelt out."""
-    job = FleetJobDoc.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
-    schema.setdefault("$defs", {}).update(job.pop("$defs", {}))
-    schema["$defs"]["job"] = job
-    schema["properties"]["jobs"]["items"] = {"$ref": "#/$defs/job"}
-
-
-def _accept_references(schema: dict[str, Any]) -> None:
-    """A cluster file may name its device or start from a catalog entry, which fills in the rest."""
-    properties = schema["properties"]
-    device = properties["device"]
-    properties["device"] = {
-        "anyOf": [device, {"type": "string", "description": "A name of `catalog devices`."}]
-    }
-    properties["base"] = {
-        "type": "string",
-        "description": "A name of `catalog clusters` to start from.",
-    }
-    schema.pop("required", None)
-    schema["anyOf"] = [{"required": ["device"]}, {"required": ["base"]}]
 
 
 Row = Mapping[str, Any]

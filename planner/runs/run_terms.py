@@ -491,18 +491,14 @@ def layers_from_words(split: str, layers: int, chunks: int) -> tuple[int, ...] |
     """
     words = split.strip().lower()
     if words.startswith(("embedding and lm head each occupy", "type:transformer|embedding")):
-        return _with_end_slots(layers, chunks)
+        slots = list(balanced(layers + 2, chunks))
+        slots[0] -= 1
+        slots[-1] -= 1
+        return tuple(slots) if min(slots) >= 0 else None
     counts = layers_of_layout(split) or _clause_for(split, chunks)
     if counts is None or len(counts) != chunks or sum(counts) != layers:
         return None
     return counts
-
-
-def _with_end_slots(layers: int, chunks: int) -> tuple[int, ...] | None:
-    slots = list(balanced(layers + 2, chunks))
-    slots[0] -= 1
-    slots[-1] -= 1
-    return tuple(slots) if min(slots) >= 0 else None
 
 
 def _clause_for(text: str, chunks: int) -> tuple[int, ...] | None:

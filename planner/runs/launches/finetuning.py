@@ -488,7 +488,9 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
         )
     rank = positive_numbers(fields, {_PEFT_RANK: 8}, where)[_PEFT_RANK]
     targets, unread = adapter_targets(fields, _PEFT_TARGETS, where, ("q_proj", "v_proj"))
-    bits = _bits_noted(path)
+    # Bits of a frozen weight by the notes of a plan's own script, None where they do not say.
+    note = _NOTED_BITS.search(read_text(path, MAX_FILE_BYTES))
+    bits = None if note is None else int(note[1])
     method = adapter_method(bits or 16, decomposed=fields.get(_DECOMPOSES) is True)
     taken = "taken as of 16 bits" if bits is None else f"of {bits} bits, as the script notes"
     remark = f"adapters are those of {ADAPTER_FILE} beside it, frozen weights {taken}"
@@ -499,12 +501,6 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
         unread=(*launch.unread, *unread),
         base_is_open=bits is None,
     )
-
-
-def _bits_noted(path: Path) -> int | None:
-    """Bits of a frozen weight by the notes of a plan's own script, None where they do not say."""
-    note = _NOTED_BITS.search(read_text(path, MAX_FILE_BYTES))
-    return None if note is None else int(note[1])
 
 
 def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:

@@ -618,7 +618,10 @@ def _adapters(
     fields: dict[str, Any], dialect: _Dialect, model: str | None, where: str
 ) -> tuple[dict[str, Any] | None, list[str], list[str]]:
     """Adapters of a script, None where every parameter is trained; remarks; and what is not read."""
-    bits = _base_bits(fields, where)
+    # Bits of a frozen weight: a switch counts before a number. Raises InputError for others of few bits.
+    said = bits_of_base(fields, _BITS, _QUANTISES, where)
+    switched = loaded_bits(fields, where)
+    bits = said if switched == 16 else switched
     if not _trains_adapters(fields, dialect, where):
         if bits < 16:
             what = f"needs adapters: weights of {bits} bits are not trained themselves"
@@ -661,13 +664,6 @@ def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -
             what = f"is read beside {_ADAPTERS}: true, as TRL has it; nothing is said of it"
             raise InputError(what, where=f"{where}: {name}", value=fields[name])
     return False
-
-
-def _base_bits(fields: Mapping[str, Any], where: str) -> int:
-    """Bits of a frozen weight: a switch counts before a number. Raises InputError for others of few bits."""
-    said = bits_of_base(fields, _BITS, _QUANTISES, where)
-    switched = loaded_bits(fields, where)
-    return said if switched == 16 else switched
 
 
 # `megatron sft` of ms-swift: Megatron's arguments with underscores, switches with values, and other defaults.
