@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from meshwright.cluster_specs.reader import cluster_names
 from meshwright.costmodel.execution_names import (
@@ -36,7 +36,7 @@ from meshwright.documents import (
     ClosedDocument,
     path_text,
     read_mapping,
-    validation_message,
+    validated,
 )
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
@@ -166,10 +166,7 @@ def read_jobs(
     """
     where = path_text(path)
     data = read_mapping(path, LARGE_FILE_BYTES)
-    try:
-        document = JobsDoc.model_validate(data)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, JobsDoc)) from None
+    document = validated(JobsDoc, data, where)
     if calibration is not None:
         defaults = {"calibration": str(calibration.absolute()), **document.defaults}
         document = document.model_copy(update={"defaults": defaults})
@@ -273,11 +270,9 @@ def _slug(value: object) -> str:
 def _job(where: str, fields: dict[str, Any], folder: Path, kind: type[JobDoc]) -> Job:
     name = str(fields["name"])
     try:
-        document = kind.model_validate(fields)
-    except ValidationError as error:
-        return Job(
-            name=name, fields=fields, document=None, mistake=validation_message(error, where, kind)
-        )
+        document = validated(kind, fields, where)
+    except InputError as error:
+        return Job(name=name, fields=fields, document=None, mistake=str(error))
     beside = {
         "model": _path(document.model, folder, catalog_names()),
         "cluster": _path(document.cluster, folder, cluster_names()),

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read_mixed_cluster
@@ -32,7 +32,7 @@ from meshwright.documents import (
     path_text,
     read_mapping,
     read_text,
-    validation_message,
+    validated,
 )
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, RECORDS, planned
@@ -607,10 +607,7 @@ def read_mixed_plan(path: str | PathLike[str]) -> MixedPlan:
             where=where,
             value=data.get("kind"),
         )
-    try:
-        return MixedPlan.model_validate(data)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, MixedPlan)) from None
+    return validated(MixedPlan, data, where)
 
 
 def read_mixed_answer(path: str | PathLike[str]) -> MixedPlan:

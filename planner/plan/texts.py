@@ -10,19 +10,12 @@ from typing import Any
 
 import numpy as np
 import yaml
-from pydantic import ValidationError
 
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import Workload
-from meshwright.documents import (
-    LARGE_FILE_BYTES,
-    finite,
-    path_text,
-    read_mapping,
-    validation_message,
-)
+from meshwright.documents import LARGE_FILE_BYTES, finite, path_text, read_mapping, validated
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.bounds.exact_cost import Matrix, Stages
 from meshwright.planner.bounds.mappings import Matrices
@@ -123,10 +116,7 @@ def read_plan(path: str | PathLike[str]) -> Plan:
             where=f"{where}: schema",
             value=data.get("schema"),
         )
-    try:
-        plan = Plan.model_validate(data)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, Plan)) from None
+    plan = validated(Plan, data, where)
     for path_in_plan, wrong in _contradictions(plan):
         raise InputError(wrong, where=f"{where}: {path_in_plan}")
     return plan
