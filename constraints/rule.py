@@ -133,6 +133,12 @@ class Rule(ABC):
             rule=self.name, value=value, limit=limit, unit=self.unit, words=words, remedy=remedy
         )
 
+    def over(self, *, value: float, words: str, remedy: str, limit: float = 0) -> Finding | None:
+        """`finding` where `value` is above `limit`; None where it is not."""
+        if value <= limit:
+            return None
+        return self.finding(value=value, words=words, remedy=remedy, limit=limit)
+
     def post(
         self,
         model: cp_model.CpModel,
