@@ -54,14 +54,7 @@ from meshwright.planner.plan.assemble import (
 from meshwright.planner.plan.document import Plan, SolverReport, digest_of
 from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
-from meshwright.planner.plan.texts import (
-    MIXED_FILE,
-    NO_PLAN,
-    plan_path,
-    plan_placement,
-    read_plan,
-    workload_of_plan,
-)
+from meshwright.planner.plan.texts import MIXED_FILE, NO_PLAN, plan_path, read_plan, setup_of
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanRequest
@@ -590,17 +583,15 @@ def recount_faults(plan: Plan, listed: Sequence[ListedRank]) -> Iterator[str]:
 
     A price says how many members of a group of each axis share the block of each level that paces it.
     """
-    assert plan.layout is not None
-    layout = layout_from_document(plan.layout)
-    workload = workload_of_plan(plan).on(int(layout.gpus))
-    _, placement = plan_placement(workload, layout, plan)
+    setup = setup_of(plan)
+    workload = setup.workload
     in_turn = sorted(listed, key=lambda entry: [entry.coordinates[axis] for axis in reversed(AXES)])
     ranks, coordinates = [entry.place for entry in in_turn], listed[0].coordinates
-    counted = recounted_placement(workload.cluster, layout, ranks)
+    counted = recounted_placement(workload.cluster, setup.layout, ranks)
     yield from blocks_left(workload.cluster, ranks)
     for depth, level in enumerate(fabric_levels(workload.cluster, workload.gpus).names):
         for axis in ("tp", "cp", "dp_cp", *(name for name in EXPERT_AXES if name in coordinates)):
-            priced = int(np.broadcast_to(getattr(placement, axis), counted.tp.shape)[depth])
+            priced = int(np.broadcast_to(getattr(setup.placement, axis), counted.tp.shape)[depth])
             members = int(getattr(counted, axis)[depth])
             if members < priced:
                 yield (

@@ -8,7 +8,7 @@ says both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from math import isclose
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from meshwright.costmodel.step_time import boundary_s, make_context
 from meshwright.errors import InputError
 from meshwright.planner.mixed.document import AnyPlan, MixedPlan, Pipeline
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.texts import plan_placement, workload_of_plan
+from meshwright.planner.plan.texts import setup_of
 from meshwright.planner.runs.run_terms import Predicted, layout_from_document
 
 MOST_PASSES = 100_000
@@ -116,15 +116,12 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(plan: Plan, predicted: Predicted) -> _Drawn:
-    assert plan.layout is not None
-    layout = layout_from_document(plan.layout)
-    workload = replace(workload_of_plan(plan), gpus=int(layout.gpus))
-    stages, placement = plan_placement(workload, layout, plan)
-    context = make_context(workload, layout, placement)
+    setup = setup_of(plan)
+    context = make_context(setup.workload, setup.layout, setup.placement)
     parts = zip_longest(predicted.memory_gib, predicted.memory_parts_gib)
     memory_gib = [_memory(peak_gib, by_component) for peak_gib, by_component in parts]
     p2p_s = float(np.asarray(boundary_s(context)))
-    return _Drawn([(context, slice(0, int(layout.pp)))], stages, p2p_s, memory_gib)
+    return _Drawn([(context, slice(0, int(setup.layout.pp)))], setup.stages, p2p_s, memory_gib)
 
 
 def _drawn_parts(plan: MixedPlan) -> _Drawn:
