@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ from meshwright.commands.terminal import (
     answer,
     common,
     force_option,
+    give,
     print_json,
     say,
-    show,
     warn,
     warn_of_edits,
     why_option,
@@ -102,7 +103,7 @@ def map_(
     with ProgressLine("placing ranks"):
         mapped = map_plan(laid_out, onto, weights=weights, **search)
         document = mapping_document(mapped)
-    print_json(document) if as_json else show(mapping_view(document))
+    give(as_json, document, partial(mapping_view, document))
     if output is not None:
         write_plan(output, plan_files(mapped.plan), force)
 
