@@ -54,12 +54,19 @@ from meshwright.planner.plan.assemble import (
 from meshwright.planner.plan.document import Plan, SolverReport, digest_of
 from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
-from meshwright.planner.plan.texts import MIXED_FILE, NO_PLAN, plan_path, read_plan, setup_of
+from meshwright.planner.plan.texts import (
+    MIXED_FILE,
+    NO_PLAN,
+    plan_path,
+    priced_of,
+    read_plan,
+    setup_of,
+)
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
-from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
+from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
 from meshwright.planner.search.model import solver_version
 
 # What a plan states, against what follows from its inputs, its layout and its mapping.
@@ -100,7 +107,7 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     assert plan.layout is not None
     assert plan.mapping is not None
     assert plan.predicted is not None
-    priced = _priced(plan)
+    priced = priced_of(plan)
     execution = priced.execution.of_layout(priced.layout)
     workload = execution.applied(request.workload().on(int(priced.layout.gpus)))
     predicted = predict(workload, priced)
@@ -135,21 +142,6 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     )
     spoken = list(warnings(request, priced, predicted, plan.idle))
     yield from _differences("warnings", plan.warnings, spoken)
-
-
-def _priced(plan: Plan) -> Priced:
-    assert plan.layout is not None
-    assert plan.mapping is not None
-    matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
-    ranks = plan.mapping.ranks
-    return Priced(
-        layout=layout_from_document(plan.layout),
-        matrix=matrix,
-        stages=tuple(tuple(rank) for rank in plan.layout.stages),
-        step_time_s=plan.objective.step_time_s or 0.0,
-        ranks=None if matrix or ranks is None else tuple(ranks),
-        execution=plan.execution or PlanRequest.of_inputs(plan.inputs).plainest,
-    )
 
 
 def _idle_faults(request: PlanRequest, plan: Plan, priced: Priced) -> Iterator[str]:

@@ -25,7 +25,7 @@ from meshwright.cluster_specs.importers.slurm import read_conf, read_topograph, 
 from meshwright.cluster_specs.reader import cluster_from_mapping, cluster_names, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.documents import LARGE_FILE_BYTES, parse_mapping, read_mapping, read_text
-from meshwright.errors import InputError, near_miss, shown
+from meshwright.errors import InputError, refuse_unknown, shown
 
 # Blocks of a fabric from its cables: which hosts share leaf switches, which of those groups share spines.
 
@@ -356,10 +356,7 @@ def read_facts(
 
     `topology` picks one of a topology.yaml. Raises InputError with file and line.
     """
-    if form not in FORMATS:
-        near = near_miss(form, FORMATS)
-        what = "not a format"
-        raise InputError(what, where="--from", value=form, did_you_mean=near, allowed=FORMATS)
+    refuse_unknown([form], FORMATS, where="--from", what="not a format")
     if form == "nccl-tests":
         return _measured(sources, node)
     if len(sources) != 1:

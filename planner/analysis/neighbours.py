@@ -379,9 +379,7 @@ def _broken(
     workload: Workload, layout: Layout, stages: Stages, memory_gib: tuple[float, ...]
 ) -> str | None:
     workload = with_needed_syncs(workload, layout)
-    finished = FinishedPlan(
-        workload=workload, layout=layout, stages=stages, memory_gib=memory_gib, spans={}
-    )
+    finished = FinishedPlan(workload=workload, layout=layout, stages=stages, memory_gib=memory_gib)
     return next((f"{finding.rule}: {finding.words}" for finding in findings(finished)), None)
 
 
@@ -878,7 +876,6 @@ class _NearPipeline:
                 layout=sized,
                 stages=tuple((count,) for count in counts),
                 memory_gib=(0.0,),
-                spans={},
             )
             broken = next(findings(finished, without=ASKED_OF_PARTS), None)
             if broken is not None:

@@ -33,7 +33,7 @@ from meshwright.costmodel.textbook import (
     textbook_s,
 )
 from meshwright.documents import read_text
-from meshwright.errors import InputError
+from meshwright.errors import InputError, check_choice
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 
 
@@ -168,8 +168,7 @@ LINKS = {
 
 def link_named(name: str) -> Link:
     """A link of `LINKS`. Raises InputError for another name."""
-    if name not in LINKS:
-        raise InputError("no such link", where="--link", value=name, allowed=LINKS)
+    check_choice(name, LINKS, "--link", "no such link")
     return LINKS[name]
 
 
@@ -279,8 +278,7 @@ def textbook_document(
     InputError
         For an unknown operation, or ranks that do not fill their nodes.
     """
-    if operation not in ALGORITHMS:
-        raise InputError("no such collective", where="--op", value=operation, allowed=ALGORITHMS)
+    check_choice(operation, ALGORITHMS, "--op", "no such collective")
     if not 2 <= ranks <= MOST_RANKS:
         raise InputError(f"must be from 2 to {MOST_RANKS}", where="--ranks", value=ranks)
     if network.per_node < 1 or ranks % network.per_node:

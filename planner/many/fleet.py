@@ -19,7 +19,7 @@ from meshwright.cluster_specs.allocation import allocated_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.documents import ClosedDocument, csv_text
-from meshwright.errors import InputError, OutOfTimeError
+from meshwright.errors import InputError, OutOfTimeError, check_choice
 from meshwright.planner.drawing import Drawing, distinct_colour, ink_on, shortened, text_width
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.many.batch import Task, local_engine
@@ -673,10 +673,7 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
 
 
 def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
-    if options.objective not in OBJECTIVES:
-        raise InputError(
-            "unknown objective", where="--objective", value=options.objective, allowed=OBJECTIVES
-        )
+    check_choice(options.objective, OBJECTIVES, "--objective", "unknown objective")
     cluster = read_cluster(options.cluster, options.gpus)
     free = free_units(cluster, allocated_gpus(cluster, options.gpus), options.busy)
     jobs = read_fleet(path, options.cluster, options.calibration, vars(Budget.of(vars(options))))

@@ -17,7 +17,6 @@ from functools import cache
 from itertools import count, product
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import numpy as np
@@ -376,12 +375,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._connection.close()
 
 

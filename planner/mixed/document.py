@@ -34,7 +34,7 @@ from meshwright.documents import (
     read_text,
     validated,
 )
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError, InputError, check_choice
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, RECORDS, planned
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.adapters import EVERY_PARAMETER
@@ -233,14 +233,11 @@ def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
             value=model.name,
         )
     able = [each.name for each in _able()]
-    if request.framework not in able:
-        raise InputError(
-            "a mixed cluster asks for a pipeline with as many layers on each rank as its device takes, which "
-            "this framework has not",
-            where="framework",
-            value=request.framework,
-            allowed=able,
-        )
+    what = (
+        "a mixed cluster asks for a pipeline with as many layers on each rank as its device takes, which "
+        "this framework has not"
+    )
+    check_choice(request.framework, able, "framework", what)
 
 
 # The document of a plan on a mixed cluster: what `plan --json` prints for a cluster file with parts.

@@ -519,9 +519,7 @@ def _words(conflict: Conflict, row: int) -> str | None:
     if stages is None:
         # More virtual stages than layers: the last ones are empty, as the rule on that says.
         stages = ((0,) * int(layout.vpp),) * int(layout.pp)
-    finished = FinishedPlan(
-        workload=workload, layout=layout, stages=stages, memory_gib=(), spans={}
-    )
+    finished = FinishedPlan(workload=workload, layout=layout, stages=stages)
     finding = conflict.limits[row].check(finished)
     return None if finding is None else f"{finding.words}. {finding.remedy}".rstrip(". ")
 

@@ -26,6 +26,7 @@ from meshwright.planner.bounds.mappings import Matrices
 from meshwright.planner.mapping.counted import counted_placement
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_from_document
 
@@ -318,11 +319,22 @@ def setup_of(plan: Plan, workload: Workload | None = None) -> Setup:
     workload
         What it is priced on instead of its own inputs.
     """
+    priced = priced_of(plan)
+    workload = workload or workload_of_plan(plan)
+    return Setup.of_priced(workload.on(int(priced.layout.gpus)), priced)
+
+
+def priced_of(plan: Plan) -> Priced:
+    """A plan that has a layout, as a search found it."""
     assert plan.layout is not None
     assert plan.mapping is not None
-    layout = layout_from_document(plan.layout)
-    workload = (workload or workload_of_plan(plan)).on(int(layout.gpus))
-    stages = tuple(tuple(rank) for rank in plan.layout.stages)
     matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
-    placement = group_placement(workload, layout, stages, matrix, plan.mapping.ranks)
-    return Setup(workload=workload, layout=layout, stages=stages, placement=placement)
+    ranks = plan.mapping.ranks
+    return Priced(
+        layout=layout_from_document(plan.layout),
+        matrix=matrix,
+        stages=tuple(tuple(rank) for rank in plan.layout.stages),
+        step_time_s=plan.objective.step_time_s or 0.0,
+        ranks=None if matrix or ranks is None else tuple(ranks),
+        execution=plan.execution or PlanRequest.of_inputs(plan.inputs).plainest,
+    )

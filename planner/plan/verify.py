@@ -17,11 +17,10 @@ from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
-from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.mapping.pricing import largest_cut_use
 from meshwright.planner.plan.document import LengthsDoc, Mapping, Plan
-from meshwright.planner.plan.texts import Setup, setup_of
+from meshwright.planner.plan.texts import Setup, priced_of, setup_of
 from meshwright.planner.request.choices import IDLE_GPUS, is_forbidden
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_document
@@ -54,15 +53,12 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     workload = all_gpus.on(int(layout.gpus))
     yield from _split_faults(request, plan.layout)
     yield from _mapping_faults(workload, layout, plan.mapping)
-    rows = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
-    stages = tuple(tuple(rank) for rank in plan.layout.stages)
     setup = setup_of(plan, all_gpus)
     yield from _price_faults(setup, plan.predicted)
     yield from _recount_faults(setup, plan.mapping)
     cut_use = None
     if all_gpus.max_cut_use < 1:
-        priced = Priced(layout=layout, matrix=rows, stages=stages, step_time_s=0.0)
-        cut_use = largest_cut_use(all_gpus, priced)
+        cut_use = largest_cut_use(all_gpus, priced_of(plan))
     broken = replace(setup, workload=all_gpus).broken_rules(cut_use=cut_use)
     yield from (finding.line for finding in broken)
     yield from wish_faults(request, plan.layout)

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from meshwright.cluster_specs.reader import cluster_names, device_names, load_cluster, load_device
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.errors import InputError
+from meshwright.errors import check_choice
 from meshwright.model_specs.blocks import BLOCK_NAMES, repeated_part, runs
 from meshwright.model_specs.parameters import (
     active_parameter_count,
@@ -47,8 +47,7 @@ SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
 
 def json_schema(kind: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a kind of file. Raises InputError for a kind that there is not."""
-    if kind not in SCHEMA_KINDS:
-        raise InputError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
+    check_choice(kind, SCHEMA_KINDS, "schema", "not a kind of file")
     documents: dict[str, type[BaseModel]] = {
         "model": ModelSpec,
         "cluster": ClusterSpec,

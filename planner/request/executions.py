@@ -12,7 +12,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.memory import has_mamba, has_modules
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MODULES
 from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution
-from meshwright.errors import InputError, listed, near_miss, shown
+from meshwright.errors import InputError, listed, refuse_unknown, shown
 from meshwright.frameworks.catalog import planned
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.schema import ModelSpec
@@ -307,22 +307,7 @@ def parse_allow(texts: Iterable[str]) -> tuple[str, ...]:
     return (*ALLOW, *others)
 
 
-def check_names(
-    option: str, names: Iterable[str], allowed: tuple[str, ...], what: str = "is not known"
-) -> None:
-    """Raises InputError for a name of an option that is not allowed; `what` is said of it."""
-    for name in names:
-        if name not in allowed:
-            raise InputError(
-                what,
-                where=option,
-                value=name,
-                did_you_mean=near_miss(name, allowed),
-                allowed=allowed,
-            )
-
-
 def _parsed(texts: Iterable[str], option: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    check_names(option, names, allowed)
+    refuse_unknown(names, allowed, where=option, what="is not known")
     return tuple(dict.fromkeys(names))

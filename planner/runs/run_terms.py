@@ -32,10 +32,9 @@ from meshwright.costmodel.workload import (
     swapping_ranks,
 )
 from meshwright.documents import ClosedDocument
-from meshwright.errors import InputError
+from meshwright.errors import InputError, refuse_unknown
 from meshwright.frameworks.catalog import framework_of_stack, input_offload, planned
 from meshwright.planner.request.choices import NUMBERS
-from meshwright.planner.request.executions import check_names
 from meshwright.planner.request.plan_request import Degree, RecomputeModule
 from meshwright.planner.runs.launches.command_line import Said
 
@@ -597,7 +596,8 @@ def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") ->
     if len(modules) == 1 and modules[0] in OFFLOADED_INPUTS:
         return modules[0]
     known = (*OFFLOADED_INPUTS, *_OFFLOADED)
-    check_names(where, modules, known, "is not a module whose offloading has a price")
+    what = "is not a module whose offloading has a price"
+    refuse_unknown(modules, known, where=where, what=what)
     if set(modules) & {*OFFLOADED_INPUTS}:
         raise InputError("goes alone", where=where, value="+".join(modules))
     name = "+".join(module for module in _OFFLOADED if module in modules) or "none"

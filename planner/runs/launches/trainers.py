@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from meshwright.costmodel.execution_names import StepKindName
 from meshwright.documents import read_mapping
-from meshwright.errors import InputError
+from meshwright.errors import InputError, check_choice
 from meshwright.frameworks.deepspeed import BUCKET
 from meshwright.frameworks.fsdp2 import ACCELERATOR, PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
 from meshwright.frameworks.megatron import (
@@ -651,11 +651,7 @@ def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -
     if dialect.is_swift:
         name = next((name for name in _TUNERS if name in fields), _TUNERS[0])
         tuner = fields.get(name, "lora")
-        if tuner not in ("lora", "full"):
-            allowed = ("lora", "full")
-            raise InputError(
-                "has no price yet", where=f"{where}: {name}", value=tuner, allowed=allowed
-            )
+        check_choice(tuner, ("lora", "full"), f"{where}: {name}", "has no price yet")
         return bool(tuner == "lora")
     if _ADAPTERS in fields:
         return fields[_ADAPTERS] is True
