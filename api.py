@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.documents import path_of, write_files
-from meshwright.errors import InfeasibleError, InputError, known_keywords, near_miss
+from meshwright.errors import InfeasibleError, InputError, known_keywords, refuse_unknown
 
 if TYPE_CHECKING:
     from meshwright.cluster_specs.importers.document import ImportedCluster
@@ -1135,12 +1135,8 @@ def fleet(
     from meshwright.planner.many.fleet import FleetOptions, run_fleet
 
     known = [field.name for field in fields(FleetOptions)]
+    refuse_unknown(options, known, where="fleet", what="is no option")
     for name, value in options.items():
-        if name not in known:
-            near = near_miss(name, known)
-            raise InputError(
-                "is no option", where="fleet", value=name, allowed=known, did_you_mean=near
-            )
         if name in ("cache", "calibration") and value is not None:
             options[name] = path_of(value, name)
     say = progress or (lambda _: None)
@@ -1250,10 +1246,7 @@ def catalog(kind: Literal["models", "clusters", "devices"]) -> list[dict[str, An
     """
     from meshwright.planner.report.catalog_view import CATALOGS, catalog_rows
 
-    if kind not in CATALOGS:
-        near = near_miss(kind, CATALOGS)
-        what = "is no catalog"
-        raise InputError(what, where="kind", value=kind, allowed=CATALOGS, did_you_mean=near)
+    refuse_unknown([kind], CATALOGS, where="kind", what="is no catalog")
     return [dict(row) for row in catalog_rows(kind)]
 
 

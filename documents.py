@@ -29,7 +29,7 @@ from functools import cache
 from importlib import metadata, resources
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
@@ -381,6 +381,37 @@ def validation_message(
     if len(mistakes) > MOST_LINES:
         lines.append(f"{where}: and {len(mistakes) - MOST_LINES} more mistakes")
     return "\n".join(lines)
+
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def validated(
+    schema: type[Schema],
+    data: Mapping[str, Any],
+    where: str,
+    other_fields: Collection[str] = (),
+) -> Schema:
+    """A document of a schema, from its fields.
+
+    Parameters
+    ----------
+    schema
+        Its pydantic class.
+    data
+        Fields by name.
+    where, other_fields
+        As `validation_message` takes them.
+
+    Raises
+    ------
+    InputError
+        A line for each mistake.
+    """
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise InputError(validation_message(error, where, schema, other_fields)) from None
 
 
 def _line(

@@ -18,7 +18,7 @@ from itertools import islice
 from numbers import Integral
 from os import PathLike
 from types import CodeType
-from typing import ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -160,17 +160,25 @@ def known_keywords(function: Callable[Arguments, Result]) -> Callable[Arguments,
     return checked
 
 
-def refuse_unknown(names: Iterable[str], known: Collection[str], *, where: str) -> None:
-    """Raises InputError for the first name that is none of the known arguments of a function, `where`."""
+def refuse_unknown(
+    names: Iterable[str], known: Collection[str], *, where: str, what: str = "is no argument"
+) -> None:
+    """Raises InputError for the first name that is none of those known to `where`; `what` is said of it."""
     for name in names:
-        if name not in known:
-            raise InputError(
-                "is no argument",
-                where=where,
-                value=name,
-                allowed=known,
-                did_you_mean=near_miss(name, known),
-            )
+        near = None if name in known else near_miss(name, known)
+        check_choice(name, known, where, what, near)
+
+
+def check_choice(
+    value: object,
+    allowed: Collection[Any],
+    where: str,
+    what: str,
+    did_you_mean: str | None = None,
+) -> None:
+    """Raises InputError for a value that is none of those allowed; `what` is said of it."""
+    if value not in allowed:
+        raise InputError(what, where=where, value=value, allowed=allowed, did_you_mean=did_you_mean)
 
 
 def listed(choices: Collection[str]) -> str:

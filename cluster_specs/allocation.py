@@ -234,8 +234,13 @@ def _levels(same: SameCluster, gpus: int) -> FabricLevels:
         return _fullest(cluster, gpus)
     nodes, piece = _node_pieces(cluster, gpus)
     tiers = tuple(measured_tiers(cluster))
+    # The tiers with blocks no larger than what listed leaves and pods, which are alike, have free.
+    fitted = list(tiers)
+    for k, blocks in _listed(cluster, tiers):
+        free = next(iter(blocks.values())).free
+        fitted[k] = replace(tiers[k], gpus=min(tiers[k].gpus, free))
     return _fitted(
-        _as_listed(cluster, tiers),
+        tuple(fitted),
         gpus,
         cluster_gpus=cluster.gpus,
         per_node=cluster.gpus_per_node,
@@ -243,15 +248,6 @@ def _levels(same: SameCluster, gpus: int) -> FabricLevels:
         piece=piece,
         listed=_held_by_listed(cluster, tiers, gpus),
     )
-
-
-def _as_listed(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:
-    """The tiers with blocks no larger than what listed leaves and pods, which are alike, have free."""
-    fitted = list(tiers)
-    for k, blocks in _listed(cluster, tiers):
-        free = next(iter(blocks.values())).free
-        fitted[k] = replace(tiers[k], gpus=min(tiers[k].gpus, free))
-    return tuple(fitted)
 
 
 def _held_by_listed(cluster: ClusterSpec, tiers: tuple[Tier, ...], gpus: int) -> tuple[int, ...]:

@@ -200,7 +200,13 @@ class Outline:
 def outline_of(cluster: ClusterSpec, gpus: int) -> Outline:
     """What `fabric_graph` draws."""
     levels = fabric_levels(cluster, gpus)
-    node = _leaf_gpus(cluster, levels)
+    # GPUs of one leaf: the node, or the piece of it that an allocation with part-filled nodes counts by.
+    inside_node = [
+        int(block)
+        for block, medium in zip(levels.blocks, levels.media, strict=True)
+        if medium in _INSIDE_A_NODE and block <= cluster.gpus_per_node
+    ]
+    node = inside_node[-1] if inside_node else gcd(cluster.gpus_per_node, int(levels.blocks[-1]))
     within = np.flatnonzero(levels.blocks <= node)
     outer = tuple(int(depth) for depth in np.flatnonzero(levels.blocks > node))
     below = [node, *(int(levels.blocks[depth]) for depth in outer)]
@@ -294,16 +300,6 @@ def _ports(graph: nx.Graph[str], name: str) -> tuple[str, ...]:
         raise InputError(f"{shown(name)} is no node of the fabric")
     ports: tuple[str, ...] = graph.nodes[name].get("ports", (name,))
     return ports
-
-
-def _leaf_gpus(cluster: ClusterSpec, levels: FabricLevels) -> int:
-    """GPUs of one leaf: the node, or the piece of it that an allocation with part-filled nodes counts by."""
-    inside_node = [
-        int(block)
-        for block, medium in zip(levels.blocks, levels.media, strict=True)
-        if medium in _INSIDE_A_NODE and block <= cluster.gpus_per_node
-    ]
-    return inside_node[-1] if inside_node else gcd(cluster.gpus_per_node, int(levels.blocks[-1]))
 
 
 # The fabric of a cluster whose nodes are listed, node by node, as a graph.

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from meshwright.cluster_specs.allocation import check_gpus, only_nodes
 from meshwright.cluster_specs.importers.facts import expand
@@ -20,7 +20,7 @@ from meshwright.documents import (
     packaged_document,
     read_mapping,
     read_text,
-    validation_message,
+    validated,
 )
 from meshwright.errors import InputError, given_path, listed, near_miss, shown, suggestion
 
@@ -194,10 +194,7 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
         fields["nic_medium"] = _medium(str(fields.get("fabric", "")))
     if "gpus" not in fields:
         _count_free_gpus(fields, where)
-    try:
-        return ClusterSpec.model_validate(fields)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, ClusterSpec, ("base",))) from None
+    return validated(ClusterSpec, fields, where, ("base",))
 
 
 def _refuse_mixed_devices(fields: dict[str, object], where: str) -> None:
@@ -274,10 +271,7 @@ def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str |
     if not isinstance(device, Mapping):
         what = "must be a catalog name or a mapping"
         raise InputError(what, where=f"{where}: device", value=device)
-    try:
-        return DeviceSpec.model_validate({"name": "device", **device}), None
-    except ValidationError as error:
-        raise InputError(validation_message(error, f"{where}: device", DeviceSpec)) from None
+    return validated(DeviceSpec, {"name": "device", **device}, f"{where}: device"), None
 
 
 def _fill_from_node_kind(fields: dict[str, object], catalog_device: str | None) -> None:
@@ -428,10 +422,7 @@ class MixedClusterSpec(ClosedDocument):
         if len(kept) < 2:
             what = f"these nodes are all of one part of {self.name}: plan on its own cluster"
             raise InputError(what, where="nodes")
-        try:
-            return MixedClusterSpec.model_validate({**dict(self), "parts": kept})
-        except ValidationError as error:
-            raise InputError(validation_message(error, self.name, MixedClusterSpec)) from None
+        return validated(MixedClusterSpec, {**dict(self), "parts": kept}, self.name)
 
 
 def is_mixed_cluster(cluster: object) -> bool:
@@ -474,10 +465,7 @@ def read_mixed_cluster(path: str | PathLike[str]) -> MixedClusterSpec:
         _part(part, Path(path).parent, f"{path}: parts[{index}]")
         for index, part in enumerate(parts[:8])
     ]
-    try:
-        return MixedClusterSpec.model_validate(data)
-    except ValidationError as error:
-        raise InputError(validation_message(error, str(path), MixedClusterSpec)) from None
+    return validated(MixedClusterSpec, data, str(path))
 
 
 def _part(part: object, folder: Path, where: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ from meshwright.commands.terminal import (
     ProgressLine,
     common,
     force_option,
+    give,
     print_json,
     say,
     show,
@@ -34,10 +36,7 @@ def catalog_command(kind: str, as_json: bool) -> None:
     """List the models, clusters or devices that are known by name."""
     from meshwright.planner.report.catalog_view import catalog_rows, catalog_view
 
-    if as_json:
-        print_json({kind: catalog_rows(kind)})
-    else:
-        show(catalog_view(kind))
+    give(as_json, {kind: catalog_rows(kind)}, partial(catalog_view, kind))
 
 
 @click.command("schema")
@@ -64,10 +63,7 @@ def model_command(model: str, seq_len: int, as_json: bool) -> None:
     from meshwright.planner.report.catalog_view import model_document, model_view
 
     spec = read_model(model)
-    if as_json:
-        print_json(model_document(spec, seq_len))
-    else:
-        show(model_view(spec, seq_len))
+    give(as_json, model_document(spec, seq_len), partial(model_view, spec, seq_len))
 
 
 # A user's own measured runs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ from meshwright.commands.terminal import (
     answer,
     common,
     force_option,
+    give,
     print_json,
     say,
-    show,
     warn,
     warn_of_edits,
     why_option,
@@ -102,7 +103,7 @@ def map_(
     with ProgressLine("placing ranks"):
         mapped = map_plan(laid_out, onto, weights=weights, **search)
         document = mapping_document(mapped)
-    print_json(document) if as_json else show(mapping_view(document))
+    give(as_json, document, partial(mapping_view, document))
     if output is not None:
         write_plan(output, plan_files(mapped.plan), force)
 
@@ -219,7 +220,13 @@ def experts_command(
         from meshwright.api import place_experts
         from meshwright.planner.report.traffic_view import experts_view
 
-    _check_output(output, heat_map, force)
+    from meshwright.documents import refuse_taken_file
+
+    for path in (output, heat_map):
+        if path is not None:
+            refuse_taken_file(path, force)
+    if heat_map is not None and heat_map.suffix.lower() != ".svg":
+        raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
     with ProgressLine("placing experts") as progress:
         plan = place_experts(progress=progress, **options)
     _write(plan, form, output, heat_map, force)
@@ -229,17 +236,6 @@ def experts_command(
         from meshwright.planner.experts.placements import READERS
 
         say(f"\n{output}, for {READERS[form].replace('FILE', str(output))}")
-
-
-def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:
-    """Raises before anything is solved if the files could not be written."""
-    from meshwright.documents import refuse_taken_file
-
-    for path in (output, heat_map):
-        if path is not None:
-            refuse_taken_file(path, force)
-    if heat_map is not None and heat_map.suffix.lower() != ".svg":
-        raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
 
 
 def _write(

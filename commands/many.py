@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,7 @@ from meshwright.commands.terminal import (
     ProgressLine,
     common,
     force_option,
+    give,
     print_json,
     say,
     show,
@@ -173,10 +175,7 @@ def fleet_command(
     with ProgressLine("reading jobs") as progress:
         chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)
         shared = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
-    if as_json:
-        print_json(fleet_document(shared))
-    else:
-        show(fleet_view(shared))
+    give(as_json, fleet_document(shared), partial(fleet_view, shared))
     if output is not None:
         write_files(output, fleet_files(shared), force)
         if not as_json:
@@ -225,10 +224,7 @@ def recommend_command(
         options[name] = tuple(itertools.chain.from_iterable(options[name]))
     with ProgressLine("reading model and cluster") as progress:
         answer = api.recommend(model, pin=",".join(pin), progress=progress, **options)
-    if as_json:
-        print_json(recommendation_document(answer))
-    else:
-        show(recommend_view(answer))
+    give(as_json, recommendation_document(answer), partial(recommend_view, answer))
     if output is not None:
         write_files(output, recommendation_files(answer), force)
     missed = answer.request.target_s is not None and not answer.reached

@@ -24,6 +24,7 @@ from meshwright.commands.terminal import (
     ProgressLine,
     common,
     force_option,
+    give,
     print_json,
     say,
     show,
@@ -165,10 +166,7 @@ def _show_sweep(
         report = meshwright.sweep(model, over=over, progress=progress, **options)
     if output is not None:
         write_files(output, sweep_files(report), force)
-    if as_json:
-        print_json(report.document())
-    else:
-        show(sweep_view(report))
+    give(as_json, report.document(), partial(sweep_view, report))
 
 
 @click.command("estimate")
@@ -259,10 +257,7 @@ def validate_command(
         if plot is not None:
             write_files(plot.parent, {plot.name: validation_svg(report)}, force=True)
         document = report.as_document()
-    if as_json:
-        print_json(document)
-    else:
-        show(validation_view(document, every_row=every_row))
+    give(as_json, document, partial(validation_view, document, every_row=every_row))
 
 
 @click.command("verify")
@@ -297,10 +292,7 @@ def verify_command(
     with ProgressLine("working the plan out again"):
         audited = audit_plans(plans) if is_all else audit_plan(*plans)
     document = audits_document(audited) if isinstance(audited, Audits) else audit_document(audited)
-    if as_json:
-        print_json(document)
-    else:
-        show(audits_view(document) if is_all else audit_view(document))
+    give(as_json, document, partial(audits_view if is_all else audit_view, document))
     ctx.exit(ExitCode.DONE if document["passed"] else ExitCode.NO_ANSWER)
 
 
@@ -414,17 +406,10 @@ def compare_command(
     unanswered = Budget.of(cost).unanswered
     if unanswered is not None and compared.cost is None:
         warn("warning", [unanswered])
-    if as_json:
-        print_json(baseline_document(compared))
-    else:
-        show(baseline_view(compared))
+    give(as_json, baseline_document(compared), partial(baseline_view, compared))
 
 
 # `plan` for a cluster file with parts, and what reads such plans.
-
-
-_NOT_MIXED = ("export_model",)
-"""Options that ask for a plan on equal devices."""
 
 
 def show_mixed_plan(
@@ -470,12 +455,9 @@ def show_mixed_plan(
         from meshwright.planner.report.plan_view import plan_view, short_view
         from meshwright.planner.solvers.processes import on_processes
 
-    for name in _NOT_MIXED:
-        if options.pop(name, None) is not None:
-            raise InputError(
-                "does not go with a mixed cluster: plan on one of its parts to ask for this",
-                where=f"--{name.replace('_', '-')}",
-            )
+    if options.pop("export_model", None) is not None:
+        what = "does not go with a mixed cluster: plan on one of its parts to ask for this"
+        raise InputError(what, where="--export-model")
     if output is not None:
         refuse_taken(output, MIXED_FILES, force)
     with ProgressLine(READING) as progress, on_processes():
@@ -663,20 +645,25 @@ def trace_command(
 # The page that asks the planner.
 
 
-@click.command("serve")
-@value_option(
+_own_models = value_option(
     "--model models", PATH, "FILE", "A model of your own beside the catalog.", multiple=True
 )
-@value_option(
+_own_clusters = value_option(
     "--cluster clusters", PATH, "FILE", "A cluster of your own beside the catalog.", multiple=True
 )
-@default_option("--port", click.IntRange(0, 65535), 0, "P", "0: any that is free.")
-@value_option(
+_at_once = value_option(
     "--at-once",
     click.IntRange(1, 64),
     "N",
     "Searches side by side; one for every two cores by default, at most four.",
 )
+
+
+@click.command("serve")
+@_own_models
+@_own_clusters
+@default_option("--port", click.IntRange(0, 65535), 0, "P", "0: any that is free.")
+@_at_once
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
 @common
 def serve_command(
@@ -716,19 +703,10 @@ def serve_command(
 
 
 @click.command("mcp")
-@value_option(
-    "--model models", PATH, "FILE", "A model of your own beside the catalog.", multiple=True
-)
-@value_option(
-    "--cluster clusters", PATH, "FILE", "A cluster of your own beside the catalog.", multiple=True
-)
+@_own_models
+@_own_clusters
 @value_option("--folder", PATH, "DIR", "Plans and run files that may be named; none without.")
-@value_option(
-    "--at-once",
-    click.IntRange(1, 64),
-    "N",
-    "Searches side by side; one for every two cores by default, at most four.",
-)
+@_at_once
 @partial(common, is_passed=False)
 def mcp_command(
     *,

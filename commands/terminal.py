@@ -288,6 +288,14 @@ def print_json(document: dict[str, Any]) -> None:
     click.get_current_context().meta[_JSON] = False
 
 
+def give(as_json: bool, document: dict[str, Any], view: Callable[[], View]) -> None:
+    """Prints a document where --json asks for it, else a view."""
+    if as_json:
+        print_json(document)
+    else:
+        show(view())
+
+
 def show(view: View) -> None:
     """Prints a view; characters that the output cannot carry are replaced."""
     from rich.console import Console

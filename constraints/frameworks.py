@@ -198,9 +198,7 @@ class DeepspeedExpertGroups(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         dp, ep, pp = int(plan.layout.dp), int(plan.layout.ep), int(plan.layout.pp)
         remainder = dp - dp // ep * ep
-        if remainder == 0 and pp == 1:
-            return None
-        return self.finding(
+        return self.over(
             value=remainder + pp - 1,
             words=f"experts on ep {ep} of dp {dp} replicas and pp {pp} stages",
             remedy="Set pp to 1 and take an ep that divides dp.",
@@ -499,9 +497,7 @@ class TorchtitanExpertShards(Rule):
         group = int(layout.dp) // int(layout.shard_groups)
         ranks = inner * group if int(layout.zero_stage) else inner
         remainder = ranks - ranks // int(layout.ep) * int(layout.ep)
-        if remainder == 0:
-            return None
-        return self.finding(
+        return self.over(
             value=remainder,
             words=f"{ranks} ranks that share the weights do not divide by ep {layout.ep}",
             remedy=f"Take an ep that divides {ranks}, or shard over more replicas with ZeRO 2 or 3.",
@@ -527,9 +523,7 @@ class TorchtitanExpertTensor(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         layout = plan.layout
         follows = int(layout.tp) if int(layout.ep) == 1 else 1
-        if int(layout.etp) == follows:
-            return None
-        return self.finding(
+        return self.over(
             value=abs(int(layout.etp) - follows),
             words=f"etp {layout.etp} with tp {layout.tp} and ep {layout.ep}, where torchtitan has {follows}",
             remedy=f"Set etp to {follows}: torchtitan has no setting for it.",
@@ -567,9 +561,7 @@ class TorchtitanSequence(Rule):
         tp = int(plan.layout.tp) if plan.layout.sequence_parallel else 1
         parts = tp if cp == 1 else tp * cp + tp * cp
         remainder = tokens - (tokens // parts) * parts
-        if remainder == 0:
-            return None
-        return self.finding(
+        return self.over(
             value=remainder,
             words=f"{tokens} tokens do not divide into the {parts} pieces of tp {tp} and cp {cp}",
             remedy=f"Take tp and cp of which tp x 2 cp divides {tokens}.",
@@ -663,9 +655,7 @@ class AllowedDegrees(Rule):
             value = int(getattr(plan.layout, field))
             if value not in values:
                 wrong.append(f"{field} {value} (only {', '.join(map(str, values))})")
-        if not wrong:
-            return None
-        return self.finding(
+        return self.over(
             value=len(wrong),
             words=f"{self.framework.name} cannot run {'; '.join(wrong)}",
             remedy=self.framework.degrees_remedy,

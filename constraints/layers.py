@@ -334,9 +334,7 @@ class MegatronAllGather(Rule):
         broken = ["overlap of expert communication"] if work.ep_overlap else []
         if work.precision not in ("bf16", "fp16"):
             broken.append(f"tokens in {work.precision}")
-        if not broken:
-            return None
-        return self.finding(
+        return self.over(
             value=len(broken),
             words=f"the all-gather dispatcher does not go with {' and with '.join(broken)}",
             remedy="Dispatch with alltoall.",
@@ -398,9 +396,7 @@ class MambaGroups(Rule):
             )
         small, large = sorted((mamba.groups // tp, cp))
         left_over = large - large // small * small
-        if not left_over:
-            return None
-        return self.finding(
+        return self.over(
             value=left_over,
             words=f"{mamba.groups} groups of Mamba-2 over tp {tp} neither divide cp {cp} nor by it",
             remedy="Lower cp, or take a power of two.",
@@ -485,9 +481,7 @@ class MegatronHybrid(Rule):
                 broken.append(f"{columns} columns of a Mamba-2 projection in {work.precision}")
         if work.model.hybrid_pattern is not None and work.ep_overlap:
             broken.append("expert traffic hidden under a pattern of layers")
-        if not broken:
-            return None
-        return self.finding(
+        return self.over(
             value=len(broken),
             words=f"Megatron-LM has no {' and no '.join(broken)}",
             remedy=_remedy(work),
@@ -583,9 +577,7 @@ class KvHeadsByTensor(Rule):
         groups, tp = plan.workload.model.kv_heads, int(plan.layout.tp)
         small, large = sorted((groups, tp))
         remainder = large - (large // small) * small
-        if remainder == 0:
-            return None
-        return self.finding(
+        return self.over(
             value=remainder,
             words=f"{groups} key-value heads are neither a multiple nor a divisor of tp {tp}",
             remedy=f"Take a tp that divides {groups} or is a multiple of it.",
@@ -698,9 +690,7 @@ class HierarchicalContext(Rule):
                 broken.append(
                     f"{model.heads} heads and {model.kv_heads} key-value heads over tp {tp} x {inner} ranks"
                 )
-        if not broken:
-            return None
-        return self.finding(
+        return self.over(
             value=len(broken),
             words=f"hierarchical context parallelism has no {' and no '.join(broken)}",
             remedy="Pass keys and values round one ring (p2p), or lower tp.",
@@ -834,9 +824,7 @@ class MegatronSparseAttention(Rule):
             broken.append(f"up-projections recomputed in {work.precision}")
         if int(layout.tp) > 1 and not layout.sequence_parallel:
             broken.append("tensor parallelism without sequence parallelism")
-        if not broken:
-            return None
-        return self.finding(
+        return self.over(
             value=len(broken),
             words=f"sparse attention is planned with no {' and no '.join(broken)}",
             remedy="Set cp to 1 and mtp_layers to 0, on Hopper or Blackwell, without CUDA graphs and FP8 "

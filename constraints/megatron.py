@@ -325,9 +325,7 @@ class MegatronFullGraph(Rule):
             broken.append(f"etp {layout.etp}")
         if int(layout.recompute) // 32 % 2 == 1 or int(layout.recompute) // 4 % 2 == 1:
             broken.append("recomputed experts")
-        if not broken:
-            return None
-        return self.finding(
+        return self.over(
             value=len(broken),
             words=f"a CUDA graph of the whole step cannot hold {' and '.join(broken)}",
             remedy="Dispatch with hybridep in mxfp8 at etp 1, or capture attention and router only.",
@@ -399,9 +397,7 @@ class MegatronExpertOverlap(Rule):
             broken.append("one micro-batch")
         if int(layout.recompute) // 32 % 2 == 1:
             broken.append("full recomputation")
-        if not broken:
-            return None
-        return self.finding(
+        return self.over(
             value=len(broken),
             words=f"expert communication cannot overlap under {' and '.join(broken)}",
             remedy="Set ep and vpp to 2 or more, take more micro-batches, recompute single modules only, or "

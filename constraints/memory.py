@@ -98,9 +98,7 @@ class HostMemory(Rule):
         gpus = min(plan.workload.cluster.gpus_per_node, int(plan.layout.gpus))
         each_gib = float(np.max(offloaded_states_gib(plan.workload, plan.layout, plan.stages)))
         held_gib = gpus * each_gib
-        if held_gib <= limit:
-            return None
-        return self.finding(
+        return self.over(
             value=held_gib,
             limit=limit,
             words=(
@@ -418,9 +416,7 @@ class MegatronOffloadedModules(Rule):
             broken.append("a CUDA graph of the whole step")
         if work.offload_modules in OFFLOADED_INPUTS:
             broken.append("Megatron's modules")
-        if not broken:
-            return None
-        return self.finding(
+        return self.over(
             value=len(broken),
             words=f"offloading {' '.join(modules)} does not go with {' and '.join(broken)}",
             remedy="Offload other modules or nothing, or capture attention and router only.",
@@ -538,9 +534,7 @@ class HostInputs(Rule):
         inputs_gib = layers * tokens * 2 * work.model.hidden / shards / GIB
         states_gib = float(np.max(offloaded_states_gib(work, layout, plan.stages)))
         held_gib = gpus * (inputs_gib + states_gib)
-        if held_gib <= limit:
-            return None
-        return self.finding(
+        return self.over(
             value=held_gib,
             limit=limit,
             words=(
@@ -608,9 +602,7 @@ class RecomputedModulesExist(Rule):
                 exists = model.attention is not None
             if is_on == "1" and not exists:
                 missing.append(str(name).lower().replace("_", " "))
-        if not missing:
-            return None
-        return self.finding(
+        return self.over(
             value=len(missing),
             words=f"recomputes {', '.join(missing)}, which {model.name} does not have",
             remedy="Leave it out: moe_act needs experts, mla_up_proj needs multi-head latent attention.",

@@ -167,9 +167,7 @@ class ScheduleShape(Rule):
         faults = [words for words in traits(schedule).faults(pp, vpp, m) if "multiple" not in words]
         if schedule is not Schedule.ONE_F_ONE_B and pp == 1:
             faults.append(f"pp: 1, {traits(schedule).name} is a schedule of a pipeline")
-        if not faults:
-            return None
-        return self.finding(
+        return self.over(
             value=len(faults),
             words="; ".join(faults),
             remedy="Change the named degree, or choose another schedule (--pin schedule=1f1b).",

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
@@ -69,9 +69,9 @@ class FinishedPlan:
     layout: Layout
     stages: tuple[tuple[int, ...], ...]
     """`stages[rank][virtual stage]`: transformer layers."""
-    memory_gib: tuple[float, ...]
+    memory_gib: tuple[float, ...] = ()
     """Peak per pipeline rank, recomputed by the caller."""
-    spans: dict[str, tuple[int, ...]]
+    spans: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """For each axis the members of its widest-spread group inside one block of every fabric level."""
     cut_use: float | None = None
     """The largest share of a cut's capacity that is used in a phase; None where it was not counted."""
@@ -132,6 +132,12 @@ class Rule(ABC):
         return Finding(
             rule=self.name, value=value, limit=limit, unit=self.unit, words=words, remedy=remedy
         )
+
+    def over(self, *, value: float, words: str, remedy: str, limit: float = 0) -> Finding | None:
+        """`finding` where `value` is above `limit`; None where it is not."""
+        if value <= limit:
+            return None
+        return self.finding(value=value, words=words, remedy=remedy, limit=limit)
 
     def post(
         self,
@@ -248,8 +254,8 @@ class DeclaredRule(Rule):
 
     def fields_read(self) -> frozenset[str]:
         names = {condition.name for condition in self.when}
-        for field in fields(self):
-            number = getattr(self, field.name)
+        for stated in fields(self):
+            number = getattr(self, stated.name)
             if isinstance(number, Product):
                 names.update(number.factors)
             elif isinstance(number, When):

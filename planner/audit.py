@@ -58,15 +58,15 @@ from meshwright.planner.plan.texts import (
     MIXED_FILE,
     NO_PLAN,
     plan_path,
-    plan_placement,
+    priced_of,
     read_plan,
-    workload_of_plan,
+    setup_of,
 )
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
-from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
+from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
 from meshwright.planner.search.model import solver_version
 
 # What a plan states, against what follows from its inputs, its layout and its mapping.
@@ -107,7 +107,7 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     assert plan.layout is not None
     assert plan.mapping is not None
     assert plan.predicted is not None
-    priced = _priced(plan)
+    priced = priced_of(plan)
     execution = priced.execution.of_layout(priced.layout)
     workload = execution.applied(request.workload().on(int(priced.layout.gpus)))
     predicted = predict(workload, priced)
@@ -142,21 +142,6 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     )
     spoken = list(warnings(request, priced, predicted, plan.idle))
     yield from _differences("warnings", plan.warnings, spoken)
-
-
-def _priced(plan: Plan) -> Priced:
-    assert plan.layout is not None
-    assert plan.mapping is not None
-    matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
-    ranks = plan.mapping.ranks
-    return Priced(
-        layout=layout_from_document(plan.layout),
-        matrix=matrix,
-        stages=tuple(tuple(rank) for rank in plan.layout.stages),
-        step_time_s=plan.objective.step_time_s or 0.0,
-        ranks=None if matrix or ranks is None else tuple(ranks),
-        execution=plan.execution or PlanRequest.of_inputs(plan.inputs).plainest,
-    )
 
 
 def _idle_faults(request: PlanRequest, plan: Plan, priced: Priced) -> Iterator[str]:
@@ -590,17 +575,15 @@ def recount_faults(plan: Plan, listed: Sequence[ListedRank]) -> Iterator[str]:
 
     A price says how many members of a group of each axis share the block of each level that paces it.
     """
-    assert plan.layout is not None
-    layout = layout_from_document(plan.layout)
-    workload = workload_of_plan(plan).on(int(layout.gpus))
-    _, placement = plan_placement(workload, layout, plan)
+    setup = setup_of(plan)
+    workload = setup.workload
     in_turn = sorted(listed, key=lambda entry: [entry.coordinates[axis] for axis in reversed(AXES)])
     ranks, coordinates = [entry.place for entry in in_turn], listed[0].coordinates
-    counted = recounted_placement(workload.cluster, layout, ranks)
+    counted = recounted_placement(workload.cluster, setup.layout, ranks)
     yield from blocks_left(workload.cluster, ranks)
     for depth, level in enumerate(fabric_levels(workload.cluster, workload.gpus).names):
         for axis in ("tp", "cp", "dp_cp", *(name for name in EXPERT_AXES if name in coordinates)):
-            priced = int(np.broadcast_to(getattr(placement, axis), counted.tp.shape)[depth])
+            priced = int(np.broadcast_to(getattr(setup.placement, axis), counted.tp.shape)[depth])
             members = int(getattr(counted, axis)[depth])
             if members < priced:
                 yield (

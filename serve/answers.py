@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from meshwright import api
 from meshwright.cluster_specs.reader import (
@@ -27,7 +27,7 @@ from meshwright.cluster_specs.reader import (
 )
 from meshwright.constraints.fabric import INSIDE_DOMAIN
 from meshwright.costmodel.execution_names import OPTIMIZERS, PRECISIONS
-from meshwright.documents import ClosedDocument, finite, json_text, validation_message
+from meshwright.documents import ClosedDocument, finite, json_text, validated
 from meshwright.errors import InputError, message_of, near_miss
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES
 from meshwright.model_specs.adapters import EVERY_PARAMETER, TRAINED
@@ -223,10 +223,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 def read_question(kind: type[Kind], fields: Mapping[str, object]) -> Kind:
     """A question as the page sends it. Raises InputError, a line for each mistake."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise InputError(validation_message(error, "question", kind)) from None
+    return validated(kind, fields, "question")
 
 
 Fields = Mapping[str, Any]

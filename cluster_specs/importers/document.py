@@ -25,7 +25,7 @@ from meshwright.cluster_specs.importers.slurm import read_conf, read_topograph, 
 from meshwright.cluster_specs.reader import cluster_from_mapping, cluster_names, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.documents import LARGE_FILE_BYTES, parse_mapping, read_mapping, read_text
-from meshwright.errors import InputError, near_miss, shown
+from meshwright.errors import InputError, refuse_unknown, shown
 
 # Blocks of a fabric from its cables: which hosts share leaf switches, which of those groups share spines.
 
@@ -356,10 +356,7 @@ def read_facts(
 
     `topology` picks one of a topology.yaml. Raises InputError with file and line.
     """
-    if form not in FORMATS:
-        near = near_miss(form, FORMATS)
-        what = "not a format"
-        raise InputError(what, where="--from", value=form, did_you_mean=near, allowed=FORMATS)
+    refuse_unknown([form], FORMATS, where="--from", what="not a format")
     if form == "nccl-tests":
         return _measured(sources, node)
     if len(sources) != 1:
@@ -472,7 +469,11 @@ def import_topology(
         }
         notes += level_notes
     elif oversubscription is not None:
-        data["levels"] = _with_oversubscription(base, oversubscription)
+        _check_count([level.name for level in base.levels], oversubscription)
+        data["levels"] = [
+            {**level.model_dump(exclude_none=True), "oversubscription": ratio}
+            for level, ratio in zip(base.levels, oversubscription, strict=True)
+        ]
     changed = sorted({*facts.node_fields, *(["levels", "nodes"] if facts.nodes else [])})
     if changed:
         data["sources"] = {**data.get("sources", {}), **dict.fromkeys(changed, f"{form} {files}")}
@@ -598,16 +599,6 @@ def _ratios(facts: FileFacts, oversubscription: Sequence[float] | None) -> Seque
         return facts.oversubscription or [1.0] * len(facts.level_names)
     _check_count(facts.level_names, oversubscription)
     return oversubscription
-
-
-def _with_oversubscription(
-    base: ClusterSpec, oversubscription: Sequence[float]
-) -> list[dict[str, object]]:
-    _check_count([level.name for level in base.levels], oversubscription)
-    return [
-        {**level.model_dump(exclude_none=True), "oversubscription": ratio}
-        for level, ratio in zip(base.levels, oversubscription, strict=True)
-    ]
 
 
 def _check_count(names: Sequence[str], oversubscription: Sequence[float]) -> None:

@@ -7,7 +7,7 @@ its layers and the best of all mappings of the fabric. Only the plan itself is p
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heappop, heappush
 from itertools import permutations
@@ -28,11 +28,17 @@ from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import Execution, Workload, with_needed_syncs
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
-from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
+from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
 from meshwright.planner.bounds.mappings import Matrices, divides_into, matrices
 from meshwright.planner.mapping.counted import seconds_in_best_order
-from meshwright.planner.mixed.document import MixedPlan, MixedRequest, Pipeline, request_of_parts
+from meshwright.planner.mixed.document import (
+    AnyPlan,
+    MixedPlan,
+    MixedRequest,
+    Pipeline,
+    request_of_parts,
+)
 from meshwright.planner.mixed.kernel import Composition, MixedPrice
 from meshwright.planner.mixed.promising import (
     ASKED_OF_PARTS,
@@ -106,13 +112,13 @@ class Neighbour:
 
     change: str
     """Such as `tp 8 -> 4, dp 16 -> 32`."""
-    step_time_s: float | None
+    step_time_s: float | None = None
     """None where a rule forbids it."""
-    slower_pct: float | None
+    slower_pct: float | None = None
     """Against the plan's step time; negative where faster."""
-    broken: str | None
+    broken: str | None = None
     """The first rule that is broken, in words."""
-    settings: dict[str, int | str]
+    settings: dict[str, int | str] = field(default_factory=dict)
     """The choices that differ from the plan's, such as `{"tp": 4, "dp": 32}`."""
     outside: str | None = None
     """Why it is none of the layouts that the plan was chosen from, in words: it may then be faster."""
@@ -131,14 +137,12 @@ def neighbours(plan: Plan) -> list[Neighbour]:
         )
         for change, changed in layout_changes(layout, workload)
     ]
-    return sorted(
-        priced,
-        key=lambda neighbour: (
-            neighbour.step_time_s is None,
-            neighbour.step_time_s or 0.0,
-            neighbour.change,
-        ),
-    )
+    return sorted(priced, key=_cheapest_first)
+
+
+def _cheapest_first(neighbour: Neighbour) -> tuple[bool, float, str]:
+    """Those that a rule forbids come last."""
+    return neighbour.step_time_s is None, neighbour.step_time_s or 0.0, neighbour.change
 
 
 def layout_changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
@@ -250,25 +254,21 @@ def _with(
 class NearPrice:
     """A layout's price under the best of all mappings."""
 
-    step_time_s: float | None
+    step_time_s: float | None = None
     """None where a rule forbids it."""
-    memory_gib: float | None
+    memory_gib: float | None = None
     """Of the fullest GPU; None where the layers cannot be split."""
-    broken: str | None
+    broken: str | None = None
     """The first rule that is broken, in words."""
 
 
 def _neighbour(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neighbour:
-    assert plan.predicted is not None
     assert plan.layout is not None
     price = price_split_best(workload, layout, plan.layout)
-    slower = None
-    if price.step_time_s is not None:
-        slower = 100.0 * (price.step_time_s / plan.predicted.step_time_s - 1.0)
     return Neighbour(
         change=change,
         step_time_s=price.step_time_s,
-        slower_pct=slower,
+        slower_pct=None if price.step_time_s is None else _slower_pct(plan, price.step_time_s),
         broken=price.broken,
         settings=_settings_of(layout, layout_from_document(plan.layout)),
     )
@@ -290,7 +290,7 @@ def price_near(workload: Workload, layout: Layout, planned: LayoutDoc) -> NearPr
     if even is None:
         chunks = int(layout.pp) * int(layout.vpp)
         words = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"
-        return NearPrice(step_time_s=None, memory_gib=None, broken=words)
+        return NearPrice(broken=words)
     splits, plans_own = {even}, layout_from_document(planned)
     if _shape(layout) == _shape(plans_own):
         splits.add(tuple(map(tuple, planned.stages)))
@@ -379,9 +379,7 @@ def _broken(
     workload: Workload, layout: Layout, stages: Stages, memory_gib: tuple[float, ...]
 ) -> str | None:
     workload = with_needed_syncs(workload, layout)
-    finished = FinishedPlan(
-        workload=workload, layout=layout, stages=stages, memory_gib=memory_gib, spans={}
-    )
+    finished = FinishedPlan(workload=workload, layout=layout, stages=stages, memory_gib=memory_gib)
     return next((f"{finding.rule}: {finding.words}" for finding in findings(finished)), None)
 
 
@@ -527,11 +525,11 @@ def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
     if plan.layout is None or plan.predicted is None:
         return []
     proven: Claim = "optimal"
-    step_s, known = plan.predicted.step_time_s, list[Rival]()
+    known: list[Rival] = []
 
     def note(differs: str, step_time_s: float, basis: Literal["proven", "found", "priced"]) -> None:
         if differs and all(differs != rival.differs for rival in known):
-            slower_pct = 100.0 * (step_time_s / step_s - 1.0)
+            slower_pct = _slower_pct(plan, step_time_s)
             known.append(
                 Rival(differs=differs, step_time_s=step_time_s, slower_pct=slower_pct, basis=basis)
             )
@@ -585,12 +583,8 @@ def _word(name: str, value: object) -> str:
 # One choice of a plan at a time: its price with all else kept, and that of the best plan with it.
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchWork:
-    """How much work the searches for single choices may be."""
-
-    largest_space: int = 1_000_000
-    """Layouts of the plan's own space beyond which they are made on request only."""
+LARGEST_SPACE = 1_000_000
+"""Layouts of the plan's own space beyond which the searches for single choices are made on request only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -612,10 +606,10 @@ class SingleChoice:
     """Whether no plan with this choice is faster than that."""
 
 
-def searches_at_once(plan: Plan, work: SearchWork | None = None) -> bool:
+def searches_at_once(plan: Plan) -> bool:
     """Whether the searches are short enough to be made unasked."""
     overlaps = len(PlanRequest.of_inputs(plan.inputs).execution_options.values["tp_overlap"])
-    return plan.solver.layouts_considered <= (work or SearchWork()).largest_space * overlaps
+    return plan.solver.layouts_considered <= LARGEST_SPACE * overlaps
 
 
 def single_choices(
@@ -656,16 +650,29 @@ def _single_choice(
     pins = {**plan.inputs.pins, name: value}
     found = best_plan(PlanRequest.of_inputs(plan.inputs, pins=pins))
     best = found.outcome.best[0] if found.outcome.best else None
-    kept = _kept(name, value, changes)
-    return SingleChoice(
-        choice=f"{name} {value}",
-        kept_pct=None if kept is None else kept.slower_pct,
-        rule=None if kept is None else kept.broken,
-        best_pct=None if best is None else _slower_pct(best, plan),
-        best_layout=None if best is None else layout_document(best.layout, best.stages),
-        status=found.claim,
-        proven=is_closed(found.claim),
-    )
+    layout = None if best is None else layout_document(best.layout, best.stages)
+    best_pct = None if best is None else _slower_pct(plan, best.step_time_s)
+    return SingleChoice(**_made_so((name, value), changes, found.claim, best_pct, layout))
+
+
+def _made_so(
+    choice: tuple[str, int | str],
+    changes: Sequence[Neighbour],
+    claim: Claim,
+    best_pct: float | None,
+    best_layout: LayoutDoc | None,
+) -> dict[str, Any]:
+    """Fields of a single choice: the neighbour that makes it, and the best plan with it."""
+    kept = _kept(*choice, changes)
+    return {
+        "choice": "{} {}".format(*choice),
+        "kept_pct": None if kept is None else kept.slower_pct,
+        "rule": None if kept is None else kept.broken,
+        "best_pct": best_pct,
+        "best_layout": best_layout,
+        "status": claim,
+        "proven": is_closed(claim),
+    }
 
 
 def _choices(inputs: PlanInputs, layout: Layout, gpus: int) -> Iterator[tuple[str, int | str]]:
@@ -688,16 +695,17 @@ def _choices(inputs: PlanInputs, layout: Layout, gpus: int) -> Iterator[tuple[st
         yield "recompute", "none" if int(layout.recompute) else "full"
 
 
-def _kept(name: str, value: int | str, changes: list[Neighbour]) -> Neighbour | None:
+def _kept(name: str, value: int | str, changes: Sequence[Neighbour]) -> Neighbour | None:
     """The neighbour with a choice that costs least; one that a rule forbids where there is no other."""
     fitting = [change for change in changes if change.settings.get(name) == value]
     allowed = [change for change in fitting if change.step_time_s is not None]
     return next(iter(allowed or fitting), None)
 
 
-def _slower_pct(best: Priced, plan: Plan) -> float:
+def _slower_pct(plan: AnyPlan, step_time_s: float) -> float:
+    """How much slower a step is than the plan's; negative where it is faster."""
     assert plan.predicted is not None
-    return 100.0 * (best.step_time_s / plan.predicted.step_time_s - 1.0)
+    return 100.0 * (step_time_s / plan.predicted.step_time_s - 1.0)
 
 
 def _loss(choice: SingleChoice) -> tuple[bool, float, str]:
@@ -718,9 +726,9 @@ _ON_ONE_CLUSTER = ("vpp", "schedule")
 class PartsNeighbour(Neighbour):
     """One changed choice of a pipeline through parts."""
 
-    ranks_on: dict[str, int]
+    ranks_on: dict[str, int] = field(default_factory=dict)
     """Pipeline ranks on each part; empty where a rule forbids the change."""
-    layers: list[int]
+    layers: list[int] = field(default_factory=list)
     """Of each rank, with the same exception."""
 
 
@@ -750,10 +758,7 @@ def parts_neighbours(plan: MixedPlan) -> list[PartsNeighbour]:
         return []
     near = _NearPipeline(Pipeline.of(plan))
     found = [_with_even_layers(near.pipeline), *near.with_other_ranks(), *near.with_other_layouts()]
-    return sorted(
-        (each for each in found if each is not None),
-        key=lambda each: (each.step_time_s is None, each.step_time_s or 0.0, each.change),
-    )
+    return sorted((each for each in found if each is not None), key=_cheapest_first)
 
 
 @dataclass(frozen=True)
@@ -798,7 +803,7 @@ class _NearPipeline:
         if not rows:
             stage = int(layout.gpus) // int(layout.pp)
             words = f"the parts have no whole nodes for {layout.pp} ranks of {stage} GPUs"
-            return _forbidden(change, self._pipeline_fault(layout) or words)
+            return PartsNeighbour(change=change, broken=self._pipeline_fault(layout) or words)
         compositions: list[Composition] = [tuple(enumerate(ranks)) for ranks in rows]
         return self._best(change, layout, compositions)
 
@@ -844,7 +849,7 @@ class _NearPipeline:
                 best = best if price is None else (composition, price)
         if best is None:
             words = f"{HbmCapacity.name}: no split of the layers fits into the memory of the parts"
-            return _forbidden(change, next(iter(broken), words))
+            return PartsNeighbour(change=change, broken=next(iter(broken), words))
         composition, price = best
         names = self.request.name_of
         ranks_on = {names(part): ranks for part, ranks in composition}
@@ -871,7 +876,6 @@ class _NearPipeline:
                 layout=sized,
                 stages=tuple((count,) for count in counts),
                 memory_gib=(0.0,),
-                spans={},
             )
             broken = next(findings(finished, without=ASKED_OF_PARTS), None)
             if broken is not None:
@@ -895,35 +899,16 @@ def _of_any_amount(layout: Layout) -> Layout:
     return replace(layout, recompute_layers=ALL_LAYERS if full else 0)
 
 
-def _forbidden(change: str, broken: str) -> PartsNeighbour:
-    return PartsNeighbour(
-        change=change,
-        step_time_s=None,
-        slower_pct=None,
-        broken=broken,
-        settings={},
-        ranks_on={},
-        layers=[],
-    )
-
-
 def _priced(
     plan: MixedPlan, change: str, step_s: float, ranks_on: dict[str, int], layers: Sequence[int]
 ) -> PartsNeighbour:
     return PartsNeighbour(
         change=change,
         step_time_s=step_s,
-        slower_pct=_slower_on_parts_pct(plan, step_s),
-        broken=None,
-        settings={},
+        slower_pct=_slower_pct(plan, step_s),
         ranks_on=ranks_on,
         layers=list(layers),
     )
-
-
-def _slower_on_parts_pct(plan: MixedPlan, step_s: float) -> float:
-    assert plan.predicted is not None
-    return 100.0 * (step_s / plan.predicted.step_time_s - 1.0)
 
 
 def _with_even_layers(pipeline: Pipeline) -> PartsNeighbour | None:
@@ -945,7 +930,7 @@ def _with_even_layers(pipeline: Pipeline) -> PartsNeighbour | None:
         hosts_short_gib(segments, even)
     ):
         words = f"{HbmCapacity.name}: the layers do not fit into the memory of the parts"
-        return _forbidden(change, words)
+        return PartsNeighbour(change=change, broken=words)
     step_s = float(np.asarray(mixed_step(segments, even).seconds))
     names = zip(pipeline.plan.runs_on, segments, strict=True)
     ranks_on = {name: each.ranks for name, each in names}
@@ -996,14 +981,6 @@ def _parts_choice(
     # A request that pins more has no faster plan.
     bounds = [inf if part.status == "infeasible" else part.lower_bound_s for part in plan.alone]
     best = best_on_parts(pinned, bounds)
-    claim, kept = claim_of(best.status), _kept(name, value, list(changes))
-    return PartsChoice(
-        choice=f"{name} {value}",
-        kept_pct=None if kept is None else kept.slower_pct,
-        rule=None if kept is None else kept.broken,
-        best_pct=None if best.layout is None else _slower_on_parts_pct(plan, best.step_s),
-        best_layout=best.layout,
-        status=claim,
-        proven=is_closed(claim),
-        runs_on=best.runs_on,
-    )
+    best_pct = None if best.layout is None else _slower_pct(plan, best.step_s)
+    made_so = _made_so(choice, changes, claim_of(best.status), best_pct, best.layout)
+    return PartsChoice(**made_so, runs_on=best.runs_on)

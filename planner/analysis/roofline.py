@@ -30,7 +30,7 @@ from meshwright.costmodel.textbook import (
     regime,
     ridge_flop_per_byte,
 )
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError, InputError, check_choice
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT
@@ -70,10 +70,7 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
     for name, size in (("--m", m), ("--n", n), ("--k", k)):
         if not 1 <= size <= MOST:
             raise InputError(f"must be from 1 to {MOST}", where=name, value=size)
-    if precision not in ELEMENT_BYTES:
-        raise InputError(
-            "no such precision", where="--precision", value=precision, allowed=ELEMENT_BYTES
-        )
+    check_choice(precision, ELEMENT_BYTES, "--precision", "no such precision")
     spec = load_device(device)
     product = product_under_roof(spec, (float(m), float(n), float(k)), precision)
     return {"device": spec.name, "precision": precision, **product, "m": m, "n": n, "k": k}

@@ -8,7 +8,7 @@ says both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from math import isclose
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from meshwright.costmodel.step_time import boundary_s, make_context
 from meshwright.errors import InputError
 from meshwright.planner.mixed.document import AnyPlan, MixedPlan, Pipeline
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.texts import plan_placement, workload_of_plan
+from meshwright.planner.plan.texts import setup_of
 from meshwright.planner.runs.run_terms import Predicted, layout_from_document
 
 MOST_PASSES = 100_000
@@ -116,15 +116,12 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(plan: Plan, predicted: Predicted) -> _Drawn:
-    assert plan.layout is not None
-    layout = layout_from_document(plan.layout)
-    workload = replace(workload_of_plan(plan), gpus=int(layout.gpus))
-    stages, placement = plan_placement(workload, layout, plan)
-    context = make_context(workload, layout, placement)
+    setup = setup_of(plan)
+    context = make_context(setup.workload, setup.layout, setup.placement)
     parts = zip_longest(predicted.memory_gib, predicted.memory_parts_gib)
     memory_gib = [_memory(peak_gib, by_component) for peak_gib, by_component in parts]
     p2p_s = float(np.asarray(boundary_s(context)))
-    return _Drawn([(context, slice(0, int(layout.pp)))], stages, p2p_s, memory_gib)
+    return _Drawn([(context, slice(0, int(setup.layout.pp)))], setup.stages, p2p_s, memory_gib)
 
 
 def _drawn_parts(plan: MixedPlan) -> _Drawn:
@@ -288,7 +285,12 @@ def _events(trace: Trace) -> Iterator[Event]:
             yield from _thread(rank, thread)
         for each in played:
             yield from _pass(trace, rank, each)
-        yield from _afterwards(trace, rank)
+        now_s = trace.timeline.seconds
+        for part, seconds in trace.afterwards:
+            if seconds > 0:
+                track, times = (rank, AFTERWARDS), (now_s, now_s + seconds)
+                yield _event(part, "after the pipeline", track, times)
+            now_s += seconds
         yield from _sent(rank, SENDS, [each for each in transfers if each.sender == rank])
         yield from _sent(rank, RECEIVES, [each for each in transfers if each.receiver == rank])
         yield from _memory_counter(trace, rank, played)
@@ -389,15 +391,6 @@ def _sent(rank: int, thread: int, transfers: list[_Transfer]) -> Iterator[Event]
                 yield {**arrow, "ph": "s", "ts": begin_us + third_us}
             else:
                 yield {**arrow, "ph": "f", "bp": "e", "ts": begin_us + 2 * third_us}
-
-
-def _afterwards(trace: Trace, rank: int) -> Iterator[Event]:
-    now_s = trace.timeline.seconds
-    for part, seconds in trace.afterwards:
-        if seconds > 0:
-            track, times = (rank, AFTERWARDS), (now_s, now_s + seconds)
-            yield _event(part, "after the pipeline", track, times)
-        now_s += seconds
 
 
 def _memory_counter(trace: Trace, rank: int, played: list[_PlayedPass]) -> Iterator[Event]:

@@ -106,7 +106,11 @@ def map_plan(
     Raises InputError for a wish that is not known, InfeasibleError where the layout does not fit, or breaks a
     rule there.
     """
-    _check(objective, order, spares)
+    for name, value, allowed in (("objective", objective, OBJECTIVES), ("order", order, ORDERS)):
+        if value not in allowed:
+            raise InputError(f"{name}: {value[:40]!r} is not known; allowed: {', '.join(allowed)}")
+    if not 0 <= spares <= MOST_SPARES:
+        raise InputError(f"spares: {spares} is out of range (nodes); allowed: 0 to {MOST_SPARES}")
     cluster = cluster or plan.inputs.cluster
     layout_doc = plan.layout
     if layout_doc is None:
@@ -237,14 +241,6 @@ def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
         rounds=(),
         wall_s=monotonic() - began,
     )
-
-
-def _check(objective: str, order: str, spares: int) -> None:
-    for name, value, allowed in (("objective", objective, OBJECTIVES), ("order", order, ORDERS)):
-        if value not in allowed:
-            raise InputError(f"{name}: {value[:40]!r} is not known; allowed: {', '.join(allowed)}")
-    if not 0 <= spares <= MOST_SPARES:
-        raise InputError(f"spares: {spares} is out of range (nodes); allowed: 0 to {MOST_SPARES}")
 
 
 def mapping_document(found: MappedPlan) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Where none can be made alone (degrees that would not divide), several are made a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.constraints.registry import findings
-from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
-from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
+from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
@@ -45,9 +43,10 @@ from meshwright.planner.plan.document import (
     Verdict,
 )
 from meshwright.planner.plan.texts import (
+    Setup,
     plan_path,
-    plan_placement,
     read_feasible_plan,
+    setup_of,
     workload_of_plan,
 )
 from meshwright.planner.plan.training_cost import Budget, training_cost, with_cost
@@ -58,60 +57,15 @@ from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import read_launch, run_of_inputs
 from meshwright.planner.runs.prediction import arrangement
 from meshwright.planner.runs.run_file import Run, read_runs
-from meshwright.planner.runs.run_terms import layout_document, layout_from_document, recompute_words
+from meshwright.planner.runs.run_terms import layout_document, recompute_words
 
-# One way to train a model, with nothing left open: what a baseline is, and every step from it to a plan.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A layout with its workload, its split of the layers and the places of its groups."""
-
-    workload: Workload
-    """On as many GPUs as the layout has."""
-    layout: Layout
-    """Plain integers."""
-    stages: Stages
-    """Transformer layers of each [pipeline rank][virtual stage]."""
-    placement: Placement
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one step."""
-        return round(self.workload.tokens_per_step)
-
-    @property
-    def step_time_s(self) -> float:
-        """Seconds of one step."""
-        estimate = estimate_layout(self.workload, self.layout, self.placement, self.stages)
-        return float(np.asarray(estimate.step_time_s))
-
-    @property
-    def memory_gib(self) -> tuple[float, ...]:
-        """Peak on one GPU of each pipeline rank."""
-        memory = stage_memory_gib(self.workload, self.layout, self.stages)
-        return tuple(float(gib) for gib in memory)
-
-    def broken_rules(self) -> list[Finding]:
-        """Rules of arithmetic, hardware and framework that the setup breaks."""
-        finished = FinishedPlan(
-            workload=self.workload,
-            layout=self.layout,
-            stages=self.stages,
-            memory_gib=self.memory_gib,
-            spans=spans_of(self.placement),
-        )
-        return list(findings(finished))
+# What a baseline is, and every step from it to a plan.
 
 
 def setup_of_plan(plan: Plan) -> Setup:
-    """A plan that has a layout, as it stands."""
-    assert plan.layout is not None
-    layout = layout_from_document(plan.layout)
-    workload = workload_of_plan(plan).on(int(layout.gpus))
-    stages, placement = plan_placement(workload, layout, plan)
-    layout = _with_all_layers(layout, stages)
-    return Setup(workload=workload, layout=layout, stages=stages, placement=placement)
+    """A plan that has a layout, as it stands; also with another split of its layers."""
+    setup = setup_of(plan)
+    return replace(setup, layout=_with_all_layers(setup.layout, setup.stages))
 
 
 def setup_of_run(run: Run, inputs: PlanInputs) -> Setup:
@@ -249,18 +203,15 @@ class _Way:
     def next_change(self, state: State, keys: list[str]) -> tuple[str, ...]:
         """The change that makes the step fastest now: a single one, or the fewest that go together."""
         for size in (1, 2):
-            best = self._fastest(state, combinations(keys, size))
+            priced = []
+            for chosen in combinations(keys, size):
+                price = self._price({**state, **{key: self.last[key] for key in chosen}})
+                if price is not None:
+                    priced.append((price, chosen))
+            best = min(priced)[1] if priced else ()
             if best:
                 return best
         return tuple(keys)
-
-    def _fastest(self, state: State, candidates: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-        priced = []
-        for chosen in candidates:
-            price = self._price({**state, **{key: self.last[key] for key in chosen}})
-            if price is not None:
-                priced.append((price, chosen))
-        return min(priced)[1] if priced else ()
 
     def document(
         self,
@@ -421,16 +372,12 @@ def _value(key: str, state: State) -> str:
     if key == "schedule":
         return schedule_name(value, state["vpp"])
     if key == "recompute":
-        return _recompute_text(state)
+        mask, layers = state["recompute"]
+        kind, modules, _ = recompute_words(Recompute(mask), layers)
+        if kind == "full" and layers < ALL_LAYERS:
+            return f"full of {layers} layers a stage"
+        return f"selective {'+'.join(modules)}" if modules else kind
     return ("off", "on")[bool(value)] if isinstance(value, bool) or key in _OF_STACK else str(value)
-
-
-def _recompute_text(state: State) -> str:
-    mask, layers = state["recompute"]
-    kind, modules, _ = recompute_words(Recompute(mask), layers)
-    if kind == "full" and layers < ALL_LAYERS:
-        return f"full of {layers} layers a stage"
-    return f"selective {'+'.join(modules)}" if modules else kind
 
 
 _LABELS = {

@@ -33,7 +33,7 @@ from meshwright.costmodel.textbook import (
     textbook_s,
 )
 from meshwright.documents import read_text
-from meshwright.errors import InputError
+from meshwright.errors import InputError, check_choice
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 
 
@@ -168,8 +168,7 @@ LINKS = {
 
 def link_named(name: str) -> Link:
     """A link of `LINKS`. Raises InputError for another name."""
-    if name not in LINKS:
-        raise InputError("no such link", where="--link", value=name, allowed=LINKS)
+    check_choice(name, LINKS, "--link", "no such link")
     return LINKS[name]
 
 
@@ -279,7 +278,13 @@ def textbook_document(
     InputError
         For an unknown operation, or ranks that do not fill their nodes.
     """
-    _check(operation, ranks, network)
+    check_choice(operation, ALGORITHMS, "--op", "no such collective")
+    if not 2 <= ranks <= MOST_RANKS:
+        raise InputError(f"must be from 2 to {MOST_RANKS}", where="--ranks", value=ranks)
+    if network.per_node < 1 or ranks % network.per_node:
+        raise InputError(
+            f"must divide the {ranks} ranks", where="--per-node", value=network.per_node
+        )
     size_bytes = sizes_bytes[0]
     lines = _lines(operation, ranks, network)
     seconds = _seconds(lines, size_bytes)
@@ -301,17 +306,6 @@ def textbook_document(
         "tiers": tiers(),
         "sweep": [{"bytes": n, "seconds_by_algorithm": _seconds(lines, n)} for n in sizes_bytes],
     }
-
-
-def _check(operation: str, ranks: int, network: Network) -> None:
-    if operation not in ALGORITHMS:
-        raise InputError("no such collective", where="--op", value=operation, allowed=ALGORITHMS)
-    if not 2 <= ranks <= MOST_RANKS:
-        raise InputError(f"must be from 2 to {MOST_RANKS}", where="--ranks", value=ranks)
-    if network.per_node < 1 or ranks % network.per_node:
-        raise InputError(
-            f"must divide the {ranks} ranks", where="--per-node", value=network.per_node
-        )
 
 
 def _runs(operation: str, ranks: int, network: Network) -> list[str]:

@@ -12,7 +12,7 @@ from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.schedules import Schedule, in_flight, schedule_name, schedule_named
 from meshwright.costmodel.simulator import simulate
 from meshwright.costmodel.textbook import bubble_of_ideal, bubble_of_step
-from meshwright.errors import InputError
+from meshwright.errors import InputError, check_choice
 
 MOST_PASSES = 200_000
 MOST_PASS_S = 1e6
@@ -203,10 +203,7 @@ def _transfer(
 
 def _check(schedule: str, sizes: dict[str, int]) -> None:
     """Raises InputError for an unknown schedule or sizes out of range."""
-    if schedule not in SCHEDULE_NAMES:
-        raise InputError(
-            "no such schedule", where="--schedule", value=schedule, allowed=SCHEDULE_NAMES
-        )
+    check_choice(schedule, SCHEDULE_NAMES, "--schedule", "no such schedule")
     for option, size in sizes.items():
         if size < 1:
             raise InputError("must be at least 1", where=option, value=size)

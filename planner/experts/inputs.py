@@ -433,7 +433,16 @@ def read_flows(routing: Routing, co_activation: Path | None, shape: SlotShape) -
     if co_activation is not None and tokens is None and pairs is None:
         raise InputError(f"{where}: no topk_ids and no co_activation in it")
     if pairs is not None:
-        pairs = _checked_pairs(pairs, layers, experts, where)
+        # Symmetric with a zero diagonal.
+        if pairs.shape != (layers, experts, experts):
+            raise InputError(
+                f"{where}: co-activation must have the shape [layers, experts, experts], "
+                f"{[layers, experts, experts]}; got {list(pairs.shape)}"
+            )
+        if not np.isfinite(pairs).all() or pairs.min() < 0:
+            raise InputError(f"{where}: co-activation must be finite and not negative")
+        pairs = np.asarray((pairs + np.swapaxes(pairs, 1, 2)) / 2)
+        pairs[:, np.arange(experts), np.arange(experts)] = 0.0
     return Flows(tokens=tokens, pairs=None if tokens is not None else pairs, sources=sources)
 
 
@@ -454,20 +463,6 @@ def _read_together(path: Path) -> tuple[NDArray[np.int32] | None, Loads | None]:
         raise InputError(f"{path}: must hold topk_ids, or co_activation [layers, experts, experts]")
     pairs = np.asarray(arrays[names[0]], dtype=np.float64)
     return None, pairs if pairs.ndim == 3 else pairs[None]
-
-
-def _checked_pairs(pairs: Loads, layers: int, experts: int, where: str) -> Loads:
-    """Symmetric with a zero diagonal."""
-    if pairs.shape != (layers, experts, experts):
-        raise InputError(
-            f"{where}: co-activation must have the shape [layers, experts, experts], "
-            f"{[layers, experts, experts]}; got {list(pairs.shape)}"
-        )
-    if not np.isfinite(pairs).all() or pairs.min() < 0:
-        raise InputError(f"{where}: co-activation must be finite and not negative")
-    both = np.asarray((pairs + np.swapaxes(pairs, 1, 2)) / 2)
-    both[:, np.arange(experts), np.arange(experts)] = 0.0
-    return both
 
 
 # Which blocks of the fabric a token's experts lie in, and which replica of an expert a token goes to.

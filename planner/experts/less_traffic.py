@@ -415,16 +415,12 @@ def packed(gpu: Ids, expert: Ids, weight: Loads, shape: SlotShape) -> Ids:
             if value < least_load - 1e-12:
                 best, least_load = packing.slots[0], value
         if best is not None:
+            # GPUs of slots [gpus, per GPU] in the order of the experts they hold, then of the GPUs.
+            flat = best.ravel()
             packed_gpu[members[np.argsort(index, kind="stable")]] = (
-                _gpus_by_expert(best) + node * size
+                np.asarray(np.argsort(flat, kind="stable") // best.shape[1]) + node * size
             )
     return packed_gpu
-
-
-def _gpus_by_expert(slots: Ids) -> Ids:
-    """GPUs of slots [gpus, per GPU] in the order of the experts they hold, then of the GPUs."""
-    flat = slots.ravel()
-    return np.asarray(np.argsort(flat, kind="stable") // slots.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -529,7 +525,17 @@ def less_traffic(
     """
     caps = layer_caps(solved.value, cap)
     rounds = TRAFFIC.rounds if near and shape.slots > loads.shape[2] else 1
-    steps = _steps(flows, loads, shape, levels=len(levels), time_limit_s=time_limit_s / rounds)
+    # Steps of a layer's first search; the second takes about half as many.
+    choices = (
+        0
+        if flows.tokens is None
+        else min(flows.tokens.shape[1], TRAFFIC.most_tokens) * flows.tokens.shape[2]
+    )
+    rooms = 2 if shape.slots > loads.shape[2] else 0
+    each_s = step_cost_s(shape.slots, loads.shape[1], len(levels), choices / shape.slots, rooms)
+    steps = int(
+        np.clip(2 * (time_limit_s / rounds) / (1.6 * len(loads) * each_s), 10, TRAFFIC.most_steps)
+    )
     jobs = [
         (
             NodeExchange(
@@ -553,20 +559,6 @@ def less_traffic(
         slots: Slots = np.stack(crew.map(_layer, jobs))
     value = SlotPacking(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
     return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
-
-
-def _steps(
-    flows: Flows, loads: Loads, shape: SlotShape, *, levels: int, time_limit_s: float
-) -> int:
-    """Steps of a layer's first search; the second takes about half as many."""
-    choices = (
-        0
-        if flows.tokens is None
-        else min(flows.tokens.shape[1], TRAFFIC.most_tokens) * flows.tokens.shape[2]
-    )
-    rooms = 2 if shape.slots > loads.shape[2] else 0
-    each_s = step_cost_s(shape.slots, loads.shape[1], levels, choices / shape.slots, rooms)
-    return int(np.clip(2 * time_limit_s / (1.6 * len(loads) * each_s), 10, TRAFFIC.most_steps))
 
 
 def _layer(job: tuple[NodeExchange, Slots, int]) -> Slots:
@@ -707,7 +699,13 @@ class _Ties:
     def term(self, block: Ids, weight: float) -> Term:
         """The same for the search."""
         if self.touched is not None:
-            return Touched(_padded(self.touched), block, weight)
+            # Columns that are true in each row, [rows, the most in a row], -1 beyond.
+            row, column = np.nonzero(self.touched)
+            first = np.searchsorted(row, row)
+            width = max(int(self.touched.sum(axis=1).max(initial=1)), 1)
+            columns = np.full((len(self.touched), width), -1, dtype=np.int64)
+            columns[row, np.arange(len(row)) - first] = column
+            return Touched(columns, block, weight)
         return Apart(
             np.zeros((len(block),) * 2) if self.pairs is None else self.pairs, block, weight
         )
@@ -863,16 +861,6 @@ def _best(state: SwapState, most_load: float) -> tuple[float, Ids] | None:
         state, cap, steps=TRAFFIC.group_steps, patience=TRAFFIC.group_steps // 4, seed=0
     )
     return None if result.gpu is None else (result.cost, result.gpu)
-
-
-def _padded(touched: NDArray[np.bool_]) -> Ids:
-    """Columns that are true in each row, [rows, the most in a row], -1 beyond."""
-    row, column = np.nonzero(touched)
-    first = np.searchsorted(row, row)
-    width = max(int(touched.sum(axis=1).max(initial=1)), 1)
-    columns = np.full((len(touched), width), -1, dtype=np.int64)
-    columns[row, np.arange(len(row)) - first] = column
-    return columns
 
 
 def nodes_to_leaves(

@@ -159,17 +159,13 @@ def _own(placed: PlacementFile) -> str:
     return json.dumps(document) + "\n"
 
 
-def _all_layers(placed: PlacementFile) -> Slots:
-    """Slots of every layer up to the last, [layers, slots]; dense layers hold the experts in order."""
+def _sglang(placed: PlacementFile) -> str:
+    """For --init-expert-location: one map and no other key; every layer of the model has a row."""
+    # Slots of every layer up to the last, [layers, slots]; dense layers hold the experts in order.
     flat = placed.slots.reshape(len(placed.slots), -1)
     table = np.tile(np.arange(flat.shape[1]) % placed.experts, (max(placed.layer_ids) + 1, 1))
     table[list(placed.layer_ids)] = flat
-    return table
-
-
-def _sglang(placed: PlacementFile) -> str:
-    """For --init-expert-location: one map and no other key; every layer of the model has a row."""
-    return json.dumps({"physical_to_logical_map": _all_layers(placed).tolist()}) + "\n"
+    return json.dumps({"physical_to_logical_map": table.tolist()}) + "\n"
 
 
 def _trtllm(placed: PlacementFile) -> str:

@@ -131,7 +131,20 @@ class Ground:
 
 def read_ground(request: ExpertRequest, experts: int) -> Ground:
     """The cluster's GPUs and nodes, and as many slots as experts (rounded up to whole GPUs) unless asked."""
-    _check_options(request)
+    for name, value, low, high in (
+        ("balance", request.balance, 1.0, 1000.0),
+        ("gap", request.gap, 0.0, 1.0),
+        ("time-limit", request.time_limit_s, 0.01, 86_400.0),
+        ("workers", request.workers, 1, 256),
+        ("tokens-per-gpu", request.tokens_per_gpu, 1, 10**8),
+        ("max-moves", request.max_moves, 0, 10**9),
+    ):
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
+    if request.replica_choice not in REPLICA_RULES:
+        raise InputError(
+            f"replica-choice: must be one of {', '.join(REPLICA_RULES)}, got {request.replica_choice[:40]!r}"
+        )
     cluster = read_cluster(request.cluster, request.gpus)
     gpus = allocated_gpus(cluster, request.gpus)
     used = {count for _, count in expand_nodes(cluster, gpus)}
@@ -165,24 +178,6 @@ def _levels(cluster: ClusterSpec, gpus: int, node_gpus: int) -> tuple[Level, ...
         if block > levels[-1].gpus and block < gpus:
             levels.append(Level(name=name, gpus=block, weight=float(rates[1] / rate)))
     return tuple(levels)
-
-
-def _check_options(request: ExpertRequest) -> None:
-    """Raises InputError for an option outside its range."""
-    for name, value, low, high in (
-        ("balance", request.balance, 1.0, 1000.0),
-        ("gap", request.gap, 0.0, 1.0),
-        ("time-limit", request.time_limit_s, 0.01, 86_400.0),
-        ("workers", request.workers, 1, 256),
-        ("tokens-per-gpu", request.tokens_per_gpu, 1, 10**8),
-        ("max-moves", request.max_moves, 0, 10**9),
-    ):
-        if value is not None and not low <= value <= high:
-            raise InputError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
-    if request.replica_choice not in REPLICA_RULES:
-        raise InputError(
-            f"replica-choice: must be one of {', '.join(REPLICA_RULES)}, got {request.replica_choice[:40]!r}"
-        )
 
 
 def _check_memory(
@@ -336,7 +331,11 @@ def exchange_row(case: PlacementCase, loads: Loads, slots: Slots) -> dict[str, A
         `permutation_density`, and shares and seconds that need a model or several leaves, else None.
     """
     ground, request = case.ground, case.request
-    share = _gpu_shares(loads, slots)
+    # Chance of each GPU to be chosen, [gpus]: an expert's replicas take turns.
+    total = loads.sum(axis=0)
+    by_row = np.ascontiguousarray(total[None, None])
+    gpu = SlotPacking(slots=slots[None], loads=by_row).gpu_loads()[0, 0]
+    share = np.asarray(gpu / gpu.sum())
     choices = request.tokens_per_gpu * _top_k(case)
     leaf_gpus = ground.levels[1].gpus if len(ground.levels) > 1 else None
     row: dict[str, Any] = {
@@ -393,14 +392,6 @@ def inside_share(block_gpus: int, gpus: int) -> float:
         Above 0, at most 1.
     """
     return min(block_gpus / gpus, 1.0)
-
-
-def _gpu_shares(loads: Loads, slots: Slots) -> Loads:
-    """Chance of each GPU to be chosen, [gpus]: an expert's replicas take turns."""
-    total = loads.sum(axis=0)
-    by_row = np.ascontiguousarray(total[None, None])
-    gpu = SlotPacking(slots=slots[None], loads=by_row).gpu_loads()[0, 0]
-    return np.asarray(gpu / gpu.sum())
 
 
 def _top_k(case: PlacementCase) -> int:

@@ -124,7 +124,13 @@ def solve_exactly(
     post_top(model, layer, on, top)
     model.minimize(top)
     if layer.spread_nodes == 1:
-        hint = _hottest_first(model, layer, chosen, on, hint)
+        # GPUs are alike: the hottest expert's replicas are on the first ones, and the hint in that order.
+        hot = int(layer.loads.max(axis=0).argmax())
+        for (e, c), literal in chosen.items():
+            if e == hot:
+                for g in range(layer.gpus):
+                    model.add(on[e, c, g] == (literal if g < c else 0))
+        hint = np.asarray(hint[np.argsort(~(hint == hot).any(axis=1), kind="stable")])
     hint_at(model, layer, chosen, on, hint)
     solver = repeatable_solver(seed, work=work)
     status = solver.solve(model)
@@ -194,18 +200,6 @@ def solution_slots(solver: cp_model.CpSolver, layer: Layer, on: On) -> Slots:
         if solver.value(literal):
             by_gpu[gpu].append(expert)
     return np.array(by_gpu, dtype=np.int64)
-
-
-def _hottest_first(
-    model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots
-) -> Slots:
-    """GPUs are alike: the hottest expert's replicas are on the first ones. Returns the hint in that order."""
-    hot = int(layer.loads.max(axis=0).argmax())
-    for (e, c), literal in chosen.items():
-        if e == hot:
-            for g in range(layer.gpus):
-                model.add(on[e, c, g] == (literal if g < c else 0))
-    return np.asarray(hint[np.argsort(~(hint == hot).any(axis=1), kind="stable")])
 
 
 def hint_at(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots) -> None:
@@ -502,7 +496,19 @@ def solve_grouped(
     left. With very many partitions only one is tried, by the groups' loads.
     """
     if partitions(limits.groups, shape.nodes) > GROUPS.most_partitions:
-        return _one_partition(loads, shape, limits, effort)
+        # Groups to nodes by their loads, then every node; the bound is that of the groups and of all experts.
+        layers, windows, _ = loads.shape
+        by_group = loads.reshape(layers, windows, limits.groups, -1)
+        packing = pack(
+            by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes
+        )
+        exchange_to_improve(packing, 400, np.full(layers, float(shape.node_gpus)))
+        slots, value = solve_nodes(loads, packing.slots, shape, limits, effort)
+        bound = np.maximum(
+            balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes) / shape.node_gpus,
+            balance_bound(loads, shape.slots, shape.gpus),
+        )
+        return Solved(slots=slots, value=value, bound=np.minimum(bound, value))
     return _Search(loads, shape, limits, effort).run()
 
 
@@ -679,24 +685,6 @@ class _Search:
     def _joined(self, layer: int, choice: int) -> Slots:
         sets = self._partitions[choice].tolist()
         return np.concatenate([self._experts(self._sets[s])[self._slots[layer, s]] for s in sets])
-
-
-def _one_partition(
-    loads: Loads, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
-) -> Solved:
-    """Groups to nodes by their loads, then every node; the bound is that of the groups and of all experts."""
-    layers, windows, _ = loads.shape
-    by_group = loads.reshape(layers, windows, limits.groups, -1)
-    packing = pack(
-        by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes
-    )
-    exchange_to_improve(packing, 400, np.full(layers, float(shape.node_gpus)))
-    slots, value = solve_nodes(loads, packing.slots, shape, limits, effort)
-    bound = np.maximum(
-        balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes) / shape.node_gpus,
-        balance_bound(loads, shape.slots, shape.gpus),
-    )
-    return Solved(slots=slots, value=value, bound=np.minimum(bound, value))
 
 
 def solve_nodes(

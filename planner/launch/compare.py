@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 import shlex
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -178,16 +179,12 @@ def _with(text: str, edit: FlagEdit, anchors: Sequence[str]) -> str:
         line_end = len(text) if line_end < 0 else line_end
         before, after = text[line_start : match.start()], text[match.end() : line_end]
         if before.strip() == "" and after.strip() in ("", "\\"):
-            if after.strip() == "" and _is_continued(text, line_start) and line_start:
+            is_continued = text[:line_start].rstrip("\n").endswith("\\")
+            if after.strip() == "" and is_continued and line_start:
                 return f"{text[: match.end()]} \\\n{before}{words}{text[match.end() :]}"
             return f"{text[:line_end]}\n{before}{words}{after}{text[line_end:]}"
         return f"{text[: match.end()]} {words}{text[match.end() :]}"
     return text
-
-
-def _is_continued(text: str, line_start: int) -> bool:
-    """Whether the line before ends with a backslash."""
-    return text[:line_start].rstrip("\n").endswith("\\")
 
 
 SAME_PRICE = 1e-3
@@ -257,6 +254,29 @@ class FileChange:
         )
 
 
+class KeyChange(FileChange):
+    """Keys of a configuration file."""
+
+    def __init__(
+        self, path: Path, text: str, plan: Plan, document: dict[str, Any], wants: dict[str, Any]
+    ) -> None:
+        super().__init__(path, text, plan)
+        self._has, self._wants = leaves_of(document), wants
+
+    def _diff(self, names: Iterable[str], note: str) -> ScriptDiff:
+        """The fewest edits of some keys, and the file with them."""
+        pairs = ((name, self._has.get(name), self._wants.get(name)) for name in names)
+        edits = [key_edit(name, has, wants) for name, has, wants in pairs if has != wants]
+        edits = self._smallest(
+            edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
+        )
+        return self._result(edits, self._edited(edits), note)
+
+    @abstractmethod
+    def _edited(self, edits: Sequence[FlagEdit]) -> str:
+        """The file with some edits."""
+
+
 def _joined(values: tuple[str, ...] | None) -> str | None:
     return None if values is None else " ".join(values)
 
@@ -304,26 +324,12 @@ def key_edit(name: str, before: object, after: object) -> FlagEdit:
 # Keys of a configuration file that a plan changes.
 
 
-class DocumentChange(FileChange):
+class DocumentChange(KeyChange):
     """Keys of a DeepSpeed or accelerate configuration."""
-
-    def __init__(
-        self, path: Path, text: str, plan: Plan, document: dict[str, Any], wanted: dict[str, Any]
-    ) -> None:
-        super().__init__(path, text, plan)
-        self._has, self._wants = leaves_of(document), leaves_of(wanted)
 
     def diff(self) -> ScriptDiff:
         """The edits, and the file with them."""
-        edits = [
-            key_edit(name, self._has.get(name), self._wants.get(name))
-            for name in {**self._wants, **self._has}
-            if self._has.get(name) != self._wants.get(name)
-        ]
-        edits = self._smallest(
-            edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
-        )
-        return self._result(edits, self._edited(edits), "")
+        return self._diff({**self._wants, **self._has}, "")
 
     def _edited(self, edits: Sequence[FlagEdit]) -> str:
         leaves = dict(self._has)
@@ -351,27 +357,12 @@ _OF_MODULE = ("module", "config")
 """Flags that name a module of Python, which a TOML file has no place for."""
 
 
-class TomlChange(FileChange):
+class TomlChange(KeyChange):
     """Keys of a TOML file; sections, comments and what the plan says nothing of stay as they are."""
-
-    def __init__(
-        self, path: Path, text: str, plan: Plan, document: dict[str, Any], wanted: Sequence[str]
-    ) -> None:
-        super().__init__(path, text, plan)
-        self._has = leaves_of(document)
-        self._wants = _keys(wanted, self._has)
 
     def diff(self) -> ScriptDiff:
         """The edits, and the file with them."""
-        edits = [
-            key_edit(name, self._has.get(name), value)
-            for name, value in self._wants.items()
-            if self._has.get(name) != value
-        ]
-        edits = self._smallest(
-            edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
-        )
-        return self._result(edits, self._edited(edits), self._note())
+        return self._diff(self._wants, self._note())
 
     def _note(self) -> str:
         """Keys whose values are lists, which are left as they are."""
@@ -451,7 +442,12 @@ class ScriptChange(FileChange):
     def diff(self) -> ScriptDiff:
         """The edits, written into the text where that is possible."""
         candidates = [*self._sets(), *self._removals()]
-        edits = self._needed(candidates)
+        # The fewest edits with the meaning of all; flags that begin with the same word stay together.
+        subjects = dict.fromkeys(_subject(edit.flag) for edit in candidates)
+        groups = [[edit for edit in candidates if _subject(edit.flag) == name] for name in subjects]
+        # A new flag may say what holds without it.
+        groups += [[edit] for edit in candidates if edit.before is None and edit.after in _DEFAULTS]
+        edits = self._smallest(candidates, groups, self._meaning_of)
         text = self._written(edits, self._meaning_of(candidates))
         if text is None:
             return self._result(
@@ -485,14 +481,6 @@ class ScriptChange(FileChange):
             if flag in removed or companion:
                 edits.append(FlagEdit(flag=flag, before=values, after=None))
         return edits
-
-    def _needed(self, edits: list[FlagEdit]) -> list[FlagEdit]:
-        """The fewest edits with the meaning of all; flags that begin with the same word stay together."""
-        subjects = dict.fromkeys(_subject(edit.flag) for edit in edits)
-        groups = [[edit for edit in edits if _subject(edit.flag) == name] for name in subjects]
-        # A new flag may say what holds without it.
-        groups += [[edit] for edit in edits if edit.before is None and edit.after in _DEFAULTS]
-        return self._smallest(edits, groups, self._meaning_of)
 
     def _written(self, edits: Sequence[FlagEdit], target: object) -> str | None:
         """The file with the edits, in the first way of writing them that its reader understands."""
@@ -652,11 +640,13 @@ def _document_diff(
     """The change of a configuration file, of torchtitan's flags where it is a TOML file."""
     if is_toml(text):
         arguments = json.loads(files["torchtitan_args.json"])
-        return TomlChange(path, text, plan, document, arguments).diff()
+        wants = _keys(arguments, leaves_of(document))
+        return TomlChange(path, text, plan, document, wants).diff()
     wanted = next((files[name] for name in _DOCUMENTS if name in files), None)
     if wanted is None:
         return ScriptDiff(note=_OTHER_KIND)
-    return DocumentChange(path, text, plan, document, yaml.safe_load(wanted)).diff()
+    wants = leaves_of(yaml.safe_load(wanted))
+    return DocumentChange(path, text, plan, document, wants).diff()
 
 
 def compare(

@@ -428,7 +428,13 @@ def _rope(model: ModelSpec) -> dict[str, object]:
     if scaling is None:
         return said
     if scaling.type == "yarn":
-        said |= _yarn(scaling)
+        # Megatron multiplies rotated elements by g(mscale) / g(mscale_all_dim), g(m) = 0.1 m ln(factor) + 1
+        # (yarn_rotary_pos_embedding.py): any other temperature is said by an mscale.
+        mscale, of_all = scaling.mscale, scaling.mscale_all_dim
+        plain = replaced_temperature(scaling)
+        if plain is not None:
+            mscale, of_all = plain, of_all or 0.0
+        said |= {"rope.scaling.factor": scaling.factor, "mscale": mscale, "mscale_all_dim": of_all}
         if not latent:
             said["position"] = "yarn"
             ramp = ("original_positions", "beta_fast", "beta_slow", "whole_range")
@@ -438,16 +444,6 @@ def _rope(model: ModelSpec) -> dict[str, object]:
     elif scaling.type == "llama3" and not latent:
         said |= {"llama3_scaling": True, "llama3_factor": scaling.factor}
     return said
-
-
-def _yarn(scaling: RopeScaling) -> dict[str, object]:
-    """Factor and temperature. Megatron multiplies rotated elements by g(mscale) / g(mscale_all_dim), with
-    g(m) = 0.1 m ln(factor) + 1 (yarn_rotary_pos_embedding.py): any other temperature is said by an mscale."""
-    mscale, of_all = scaling.mscale, scaling.mscale_all_dim
-    plain = replaced_temperature(scaling)
-    if plain is not None:
-        mscale, of_all = plain, of_all or 0.0
-    return {"rope.scaling.factor": scaling.factor, "mscale": mscale, "mscale_all_dim": of_all}
 
 
 def replaced_temperature(scaling: RopeScaling) -> float | None:

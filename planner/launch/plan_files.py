@@ -9,7 +9,7 @@ from pathlib import Path
 
 from meshwright.cluster_specs.allocation import allocated_places
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
-from meshwright.errors import InfeasibleError, InputError, InternalError
+from meshwright.errors import InfeasibleError, InputError, InternalError, check_choice
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.launch import schedulers
@@ -117,8 +117,7 @@ def plan_files(plan: Plan | MixedPlan, target: str | None = None) -> dict[str, s
     if target is None and unlaunched(plan.inputs):
         return written | mapping_files(plan) | _long_rank_list(plan)
     target = target or _own_target(plan)
-    if target not in TARGETS:
-        raise InputError("unknown target", where="--target", value=target, allowed=TARGETS)
+    check_choice(target, TARGETS, "--target", "unknown target")
     writer = _WRITERS.get(target, _WRITERS[plan.inputs.framework])
     files = written | (_RECIPES[target](plan) if target in _RECIPES else writer.files(plan))
     if target in _SCHEDULERS:

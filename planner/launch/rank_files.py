@@ -192,13 +192,7 @@ class LeafPainter:
 
     def _gpus(self, x: float, y: float, host: Host) -> None:
         """Name, replicas and GPUs of a node."""
-        self._label(x, y, host)
-        for gpu in range(host.gpus):
-            left, top = self.style.cell_corner(gpu)
-            self._cell(x + left, y + top, host, gpu)
-
-    def _label(self, x: float, y: float, host: Host) -> None:
-        """A node's name, and its replicas where both fit."""
+        # A node's name, and its replicas where both fit.
         size = self.style.label
         width, _ = self.style.node_size(host.gpus)
         replicas = f"dp {host.replicas}" if host.cells else ""
@@ -209,6 +203,9 @@ class LeafPainter:
         if replicas:
             right = x + width
             self.drawing.text(right, y + size, replicas, size=size - 1, ink="#64748b", anchor="end")
+        for gpu in range(host.gpus):
+            left, top = self.style.cell_corner(gpu)
+            self._cell(x + left, y + top, host, gpu)
 
     def _cell(self, x: float, y: float, host: Host, gpu: int) -> None:
         """A GPU with its rank, pale where it is not used."""
@@ -503,7 +500,11 @@ def _pods(drawing: Drawing, scene: _Scene, y: float) -> float:
     for block, (x, down) in zip(blocks, places, strict=True):
         left, top = MARGIN + x, y + down
         if named:
-            _pod_title(drawing, block, left, top)
+            width, _ = block.size
+            nodes = counted(sum(map(len, block.leaves)), "node")
+            words = shortened(f"{block.leaves[0][0].place.pod} · {nodes}", width, 12.5)
+            drawing.text(left, top + 12, words, size=12.5, bold=True)
+            drawing.rect(left, top + 18, width, 1, fill="#cbd5e1")
         for hosts, (across, below) in zip(block.leaves, block.corners, strict=True):
             painter.draw(left + across, top + head + below, hosts)
     return y + height
@@ -515,14 +516,6 @@ def _pod_block(painter: LeafPainter, leaves: list[list[Host]], head: float) -> _
     corners, height = flowed(sizes, _INSIDE, gap)
     rights = [left + width for (left, _), (width, _) in zip(corners, sizes, strict=True)]
     return _PodBlock(leaves=leaves, corners=corners, size=(max(rights), head + height))
-
-
-def _pod_title(drawing: Drawing, block: _PodBlock, x: float, y: float) -> None:
-    width, _ = block.size
-    nodes = counted(sum(map(len, block.leaves)), "node")
-    words = shortened(f"{block.leaves[0][0].place.pod} · {nodes}", width, 12.5)
-    drawing.text(x, y + 12, words, size=12.5, bold=True)
-    drawing.rect(x, y + 18, width, 1, fill="#cbd5e1")
 
 
 def reach(placed: PlacedRanks, places: Sequence[HostPlace], table: Groups) -> tuple[int, int, int]:
@@ -618,8 +611,14 @@ def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, s
     groups = plan_groups(plan, layout, placed)
     places = host_places(plan.inputs.cluster, len(placed.places), placed.nodes)
     idle = _idle(plan, placed, places)
+    axes = [*AXES, *(axis for axis in EXPERT_AXES if axis in groups)]
+    columns = [coordinates(groups, axis).tolist() for axis in axes]
+    rows = (
+        (rank, placed.hosts[host], gpu, *(column[rank] for column in columns))
+        for rank, (host, gpu) in enumerate(placed.places)
+    )
     files = {
-        "ranks.csv": _ranks_table(placed, groups),
+        "ranks.csv": _csv(("rank", "host", "gpu", *axes), rows),
         "nodes.csv": _nodes_table(placed, places),
         **placed.slurm_hostfile(),
         "rankfile.openmpi": placed.openmpi_rankfile(),
@@ -649,16 +648,6 @@ def plan_groups(plan: Plan, layout: LayoutDoc, placed: PlacedRanks) -> dict[str,
     """The process groups of a plan, its ranks counted as `placed` counts them."""
     order = megatron_order(placed.pipeline_before_data)
     return process_groups(layout, order, experts=plan.inputs.model.moe is not None)
-
-
-def _ranks_table(placed: PlacedRanks, groups: Mapping[str, Groups]) -> str:
-    axes = [*AXES, *(axis for axis in EXPERT_AXES if axis in groups)]
-    columns = [coordinates(groups, axis).tolist() for axis in axes]
-    rows = (
-        (rank, placed.hosts[host], gpu, *(column[rank] for column in columns))
-        for rank, (host, gpu) in enumerate(placed.places)
-    )
-    return _csv(("rank", "host", "gpu", *axes), rows)
 
 
 def _nodes_table(placed: PlacedRanks, places: Sequence[HostPlace]) -> str:

@@ -44,20 +44,16 @@ def host_places(cluster: ClusterSpec, gpus: int, nodes: Sequence[int]) -> list[H
         listed = [cluster.nodes[node] for node in nodes]
         return [HostPlace(leaf=entry.leaf or "", pod=entry.pod or "") for entry in listed]
     levels = fabric_levels(cluster, gpus)
-    depths = _switch_depths(cluster, levels)
+    # Levels above the node whose blocks are smaller than the allocation, inside out.
+    depths = [
+        int(k)
+        for k in np.flatnonzero(levels.blocks > cluster.gpus_per_node)
+        if k < len(levels.blocks) - 1
+    ]
     leaf, pod = (*depths, None, None)[:2]
     return [
         HostPlace(leaf=_block(cluster, levels, leaf, node), pod=_block(cluster, levels, pod, node))
         for node in nodes
-    ]
-
-
-def _switch_depths(cluster: ClusterSpec, levels: FabricLevels) -> list[int]:
-    """Levels above the node whose blocks are smaller than the allocation, inside out."""
-    return [
-        int(k)
-        for k in np.flatnonzero(levels.blocks > cluster.gpus_per_node)
-        if k < len(levels.blocks) - 1
     ]
 
 

@@ -259,10 +259,6 @@ def _built_shortfalls(model: ModelSpec) -> Shortfalls:
     return differing
 
 
-def _rope_arguments(model: ModelSpec) -> str:
-    return ", ".join((f"theta={model.rope.base}", *_rope_scaling_arguments(model)))
-
-
 def _rope_scaling_arguments(model: ModelSpec) -> tuple[str, ...]:
     """Arguments of torchtitan's RoPE; none where it cannot scale so (torchtitan/models/common/rope.py)."""
     scaling = model.rope.scaling
@@ -331,7 +327,7 @@ def _built_model(model: ModelSpec, seq_len: int) -> str:
         layers=model.layers,
         max_seq_len=max(seq_len, 8192),
         epsilon=model.norm_epsilon,
-        rope=_rope_arguments(model),
+        rope=", ".join((f"theta={model.rope.base}", *_rope_scaling_arguments(model))),
         qk_norm="norm(HEAD_DIM)" if model.qk_norm else "None",
         feed_forward=feed_forward,
         tied=model.tied_embeddings,

@@ -149,8 +149,6 @@ def _broken_rules(workload: Workload, layout: LayoutDoc) -> list[str]:
         workload=workload,
         layout=layout_from_document(layout),
         stages=tuple(tuple(rank) for rank in layout.stages),
-        memory_gib=(),
-        spans={},
     )
     return [finding.line for finding in findings(finished, without=(HbmCapacity.name,))]
 

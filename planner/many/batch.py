@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from meshwright.cluster_specs.reader import is_mixed_cluster
 from meshwright.documents import ClosedDocument, csv_text, frame_of, uninterrupted, write_files
-from meshwright.errors import InputError, message_of
+from meshwright.errors import InputError, check_choice, message_of
 from meshwright.planner.many.jobs import (
     AnswerCache,
     Job,
@@ -482,8 +482,7 @@ RESULT_FORMATS: dict[str, Callable[[Iterable[Row]], bytes]] = {
 def check_formats(names: Sequence[str]) -> None:
     """Raises InputError for a format that there is not, or that lacks its library."""
     for name in names:
-        if name not in RESULT_FORMATS:
-            raise InputError("unknown format", where="--format", value=name, allowed=RESULT_FORMATS)
+        check_choice(name, RESULT_FORMATS, "--format", "unknown format")
         if name == "parquet":
             _pyarrow()
 

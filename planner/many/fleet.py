@@ -19,7 +19,7 @@ from meshwright.cluster_specs.allocation import allocated_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.documents import ClosedDocument, csv_text
-from meshwright.errors import InputError, OutOfTimeError
+from meshwright.errors import InputError, OutOfTimeError, check_choice
 from meshwright.planner.drawing import Drawing, distinct_colour, ink_on, shortened, text_width
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.many.batch import Task, local_engine
@@ -142,17 +142,13 @@ def deal_out(
         tried = next(orders)
         per_leaf = _Deal(ground, len(together)).all_of(tried, wanted, moments)
         if per_leaf is not None:
-            cost = _cost(per_leaf, ground, pod_weight)
+            pods = sum(len({ground.pod_of[leaf] for leaf in row}) for row in per_leaf)
+            cost = sum(map(len, per_leaf)) + pod_weight * pods
             if best is None or cost <= best[0]:
                 best, order[:] = (cost, per_leaf), tried
         if (best is not None and best[0] == least) or is_over():
             break
     return None if best is None else Dealt(per_leaf=tuple(best[1]), cost=best[0])
-
-
-def _cost(per_leaf: Sequence[PerLeaf], ground: LeafRoom, pod_weight: int) -> int:
-    pods = sum(len({ground.pod_of[leaf] for leaf in row}) for row in per_leaf)
-    return sum(map(len, per_leaf)) + pod_weight * pods
 
 
 def _orders(
@@ -460,7 +456,13 @@ def gantt_svg(document: Document) -> str:
     unit, unit_s = next((name, size_s) for name, size_s, from_s in _CLOCKS if end_s > from_s)
     clock = _Clock(unit, unit_s, end_s)
     bottom = CHART_TOP + ROW * len(jobs)
-    step = _tick(clock.shown(end_s))
+    # A round step that cuts a span into 4 to 10.
+    span = clock.shown(end_s)
+    step = 1.0
+    while span / step > 10:
+        step *= 10
+    while span / step < 4:
+        step /= 2 if span / step >= 2 else 10
     for tick in range(int(clock.shown(end_s) / step) + 1):
         x = clock.across(tick * step * clock.unit_s)
         drawing.path([(x, CHART_TOP - 4), (x, bottom)], stroke="#d5d8dd")
@@ -510,16 +512,6 @@ def _bar(drawing: Drawing, job: Document, y: float, fill: str, clock: _Clock) ->
         drawing.text(x + 6, y + 17, words, size=_SIZE, ink=ink_on(fill))
     else:
         drawing.text(x + width + 4, y + 17, words, size=_SIZE)
-
-
-def _tick(span: float) -> float:
-    """A round step that cuts a span into 4 to 10."""
-    step = 1.0
-    while span / step > 10:
-        step *= 10
-    while span / step < 4:
-        step /= 2 if span / step >= 2 else 10
-    return step
 
 
 def _legend(drawing: Drawing, document: Document, y: float) -> float:
@@ -681,10 +673,7 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
 
 
 def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
-    if options.objective not in OBJECTIVES:
-        raise InputError(
-            "unknown objective", where="--objective", value=options.objective, allowed=OBJECTIVES
-        )
+    check_choice(options.objective, OBJECTIVES, "--objective", "unknown objective")
     cluster = read_cluster(options.cluster, options.gpus)
     free = free_units(cluster, allocated_gpus(cluster, options.gpus), options.busy)
     jobs = read_fleet(path, options.cluster, options.calibration, vars(Budget.of(vars(options))))

@@ -17,11 +17,10 @@ from functools import cache
 from itertools import count, product
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from meshwright.cluster_specs.reader import cluster_names
 from meshwright.costmodel.execution_names import (
@@ -36,7 +35,7 @@ from meshwright.documents import (
     ClosedDocument,
     path_text,
     read_mapping,
-    validation_message,
+    validated,
 )
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
@@ -166,10 +165,7 @@ def read_jobs(
     """
     where = path_text(path)
     data = read_mapping(path, LARGE_FILE_BYTES)
-    try:
-        document = JobsDoc.model_validate(data)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, JobsDoc)) from None
+    document = validated(JobsDoc, data, where)
     if calibration is not None:
         defaults = {"calibration": str(calibration.absolute()), **document.defaults}
         document = document.model_copy(update={"defaults": defaults})
@@ -273,11 +269,9 @@ def _slug(value: object) -> str:
 def _job(where: str, fields: dict[str, Any], folder: Path, kind: type[JobDoc]) -> Job:
     name = str(fields["name"])
     try:
-        document = kind.model_validate(fields)
-    except ValidationError as error:
-        return Job(
-            name=name, fields=fields, document=None, mistake=validation_message(error, where, kind)
-        )
+        document = validated(kind, fields, where)
+    except InputError as error:
+        return Job(name=name, fields=fields, document=None, mistake=str(error))
     beside = {
         "model": _path(document.model, folder, catalog_names()),
         "cluster": _path(document.cluster, folder, cluster_names()),
@@ -381,12 +375,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._connection.close()
 
 

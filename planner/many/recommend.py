@@ -386,7 +386,13 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
     """
     clusters = {name: read_cluster(name) for name in request.clusters}
     for cluster in clusters.values():
-        _check_sizes(request, cluster)
+        for size in request.sizes:
+            check_gpus(cluster, size)
+        if request.most_gpus:
+            check_gpus(cluster, request.most_gpus)
+        elif cluster.elastic and request.most_gpus is None and not request.sizes:
+            what = "this is a kind of node, in any number; say the most that may be taken"
+            raise InputError(what, where="--gpus", value=cluster.name)
     sizes = _SizePlanner(request, clusters, progress)
     target_s = request.target_s
     if target_s is None:
@@ -409,16 +415,6 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
         smaller=smaller,
         sweep=tuple(sizes.sweep()) if request.sizes else (),
     )
-
-
-def _check_sizes(request: SizeRequest, cluster: ClusterSpec) -> None:
-    for size in request.sizes:
-        check_gpus(cluster, size)
-    if request.most_gpus:
-        check_gpus(cluster, request.most_gpus)
-    elif cluster.elastic and request.most_gpus is None and not request.sizes:
-        what = "this is a kind of node, in any number; say the most that may be taken"
-        raise InputError(what, where="--gpus", value=cluster.name)
 
 
 _Task = tuple[str, int, float]

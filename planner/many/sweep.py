@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.cluster_specs.reader import is_mixed_cluster, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.documents import frame_of
-from meshwright.errors import InputError, MeshwrightError, message_of, near_miss
+from meshwright.errors import InputError, MeshwrightError, check_choice, message_of, near_miss
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.mixed.document import AnyPlan, read_mixed_request
@@ -414,10 +414,7 @@ def _with_now(axes: Axes, now: Mapping[str, Value]) -> dict[str, tuple[Value, ..
     """The options with the plan's own values among theirs."""
     whole: dict[str, tuple[Value, ...]] = {}
     for name, values in axes.items():
-        if name not in AXES:
-            raise InputError(
-                "the page has no control for it", where="--sweep", value=name, allowed=AXES
-            )
+        check_choice(name, AXES, "--sweep", "the page has no control for it")
         own = now[name]
         if own in values:
             whole[name] = tuple(values)

@@ -322,7 +322,19 @@ def least_traffic(
             bound_s = _several_pods(problem, best, orders, limits, params)
         if best.price_s > bound_s * (1 + PROVEN) and is_small(problem):
             bound_s = max(bound_s, _exact(problem, best))
-    return _solution(problem, best, min(bound_s, best.price_s), rounds, start=start)
+    check_assignment(problem, best.assignment)
+    solution = MappingSolution(
+        objective="traffic",
+        assignment=best.assignment,
+        loads=loads_of(problem, best.assignment),
+        hostname_loads=loads_of(problem, problem.hostname_assignment()),
+        bound_s=min(bound_s, best.price_s),
+        rounds=tuple(rounds),
+        wall_s=time.monotonic() - start,
+    )
+    if solution.price_s > solution.hostname_s * (1 + 1e-9):
+        raise InternalError("a mapping worse than hostname order was kept")
+    return solution
 
 
 def _one_pod(
@@ -374,29 +386,6 @@ def _exact(problem: MappingProblem, best: Incumbent) -> float:
     return bound_s
 
 
-def _solution(
-    problem: MappingProblem,
-    best: Incumbent,
-    bound_s: float,
-    rounds: list[MappingRound],
-    *,
-    start: float,
-) -> MappingSolution:
-    check_assignment(problem, best.assignment)
-    solution = MappingSolution(
-        objective="traffic",
-        assignment=best.assignment,
-        loads=loads_of(problem, best.assignment),
-        hostname_loads=loads_of(problem, problem.hostname_assignment()),
-        bound_s=bound_s,
-        rounds=tuple(rounds),
-        wall_s=time.monotonic() - start,
-    )
-    if solution.price_s > solution.hostname_s * (1 + 1e-9):
-        raise InternalError("a mapping worse than hostname order was kept")
-    return solution
-
-
 # Which nodes to keep free: those whose idling costs the least traffic.
 
 
@@ -428,7 +417,11 @@ def with_spares(
     solved = solve(cluster, spares)
     if spares == 0 or _whole_nodes_free(cluster, solved) >= spares:
         return solved
-    leaves = _whole_nodes(cluster)
+    # Listed nodes with all their GPUs free, by pod and leaf.
+    leaves: dict[str, list[int]] = {}
+    for index, node in enumerate(cluster.nodes):
+        if node.free_gpus in (None, cluster.gpus_per_node):
+            leaves.setdefault(f"{node.pod or ''}/{node.leaf or ''}", []).append(index)
     if comb(len(leaves) + spares - 1, spares) <= params.most_choices:
         tried = _tried(
             cluster, leaves, combinations_with_replacement(sorted(leaves), spares), solve
@@ -469,15 +462,6 @@ def _tried(
         except InfeasibleError:
             continue
     return mappings
-
-
-def _whole_nodes(cluster: ClusterSpec) -> dict[str, list[int]]:
-    """Listed nodes with all their GPUs free, by pod and leaf."""
-    nodes: dict[str, list[int]] = {}
-    for index, node in enumerate(cluster.nodes):
-        if node.free_gpus in (None, cluster.gpus_per_node):
-            nodes.setdefault(f"{node.pod or ''}/{node.leaf or ''}", []).append(index)
-    return nodes
 
 
 def _without(cluster: ClusterSpec, removed: set[int]) -> ClusterSpec:

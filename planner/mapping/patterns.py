@@ -133,7 +133,11 @@ class PatternPricing:
         """
         earned = duals[:, :, : self._largest + 1]
         tables = self._tables(self._group_s[:, None, :] - earned)
-        last = self._closed(tables)
+        # The last table with what wraps round; infinite above the room of a kind.
+        apart = np.abs(np.arange(self._firsts)[:, None] - self._sizes)
+        wrap_s = self._wrap_s[:, None, None] * apart
+        closed = tables[-1] + wrap_s[:, :, None, :]
+        last = np.where(self._outside[:, None, :, None], np.inf, closed)
         by_use = last.min(axis=(1, 3))
         cheapest = np.argsort(by_use, axis=1, kind="stable")[:, :ways]
         possible = np.isfinite(np.take_along_axis(by_use, cheapest, axis=1))
@@ -169,13 +173,6 @@ class PatternPricing:
         backwards = (costs + slope)[..., ::-1]
         from_larger = np.minimum.accumulate(backwards, axis=-1)[..., ::-1] - slope
         return np.minimum(from_smaller, from_larger)
-
-    def _closed(self, tables: FloatArray) -> FloatArray:
-        """The last table with what wraps round; infinite above the room of a kind."""
-        apart = np.abs(np.arange(self._firsts)[:, None] - self._sizes)
-        wrap_s = self._wrap_s[:, None, None] * apart
-        closed = tables[-1] + wrap_s[:, :, None, :]
-        return np.where(self._outside[:, None, :, None], np.inf, closed)
 
     def _traced(
         self, tables: FloatArray, kind: IntArray, first: IntArray, used: IntArray, size: IntArray

@@ -159,10 +159,7 @@ class _Enumeration:
         reduced_s = group_s - part_duals[:, : self._largest + 1]
         self._end_s: list[float] = reduced_s[ENDS].tolist()
         self._inner_s: list[float] = reduced_s[INNER].tolist()
-        self._least_rest = self._knapsacks()
-
-    def _knapsacks(self) -> list[list[float]]:
-        """The least that parts of at most a size add, in at most so many slots: [size][slots]."""
+        # The least that parts of at most a size add, in at most so many slots: [size][slots].
         table = np.zeros((self._largest + 1, self._room + 1))
         for size in range(1, self._largest + 1):
             table[size] = table[size - 1]
@@ -170,7 +167,7 @@ class _Enumeration:
                 with_part = table[size, slots - size] + self._inner_s[size]
                 table[size, slots] = min(table[size, slots], with_part)
         rows: list[list[float]] = table.tolist()
-        return rows
+        self._least_rest = rows
 
     def within(self, ceiling_s: float) -> Iterator[Bundle]:
         """Those of at most this reduced cost."""
@@ -717,7 +714,12 @@ class _State:
         """Leaves that hold one stage only; these may change places."""
         self._size: list[int] = counts.sum(axis=1).tolist()
         self._stage: list[int] = counts.argmax(axis=1).tolist()
-        self._one_stage_s = self._one_stage_costs()
+        # What each leaf costs with all that it holds in one stage, [leaves, stages].
+        stages = self._problem.stages
+        sizes = np.minimum(self._size, self._problem.slots)
+        patterns = sizes[:, None, None] * np.eye(stages, dtype=np.int64)
+        sent = pattern_bytes(self._problem, patterns.reshape(-1, stages))
+        self._one_stage_s = np.asarray(self._leaf_s[:, None] * sent.reshape(-1, stages))
         self._leaves_with: dict[tuple[int, int], list[int]] = {}
         """Leaves of one stage, by the stage and the slots."""
         for leaf in self._one_stage:
@@ -728,14 +730,6 @@ class _State:
         self._pod_costs_s = self._pod_costs(self._pod_counts, self._pod_s)
         leaves_s = self._leaf_s @ pattern_bytes(problem, counts)
         self.cost_s = float(leaves_s + self._pod_costs_s.sum())
-
-    def _one_stage_costs(self) -> FloatArray:
-        """What each leaf costs with all that it holds in one stage, [leaves, stages]."""
-        stages = self._problem.stages
-        sizes = np.minimum(self._size, self._problem.slots)
-        patterns = sizes[:, None, None] * np.eye(stages, dtype=np.int64)
-        sent = pattern_bytes(self._problem, patterns.reshape(-1, stages))
-        return np.asarray(self._leaf_s[:, None] * sent.reshape(-1, stages))
 
     def _pod_costs(self, counts: IntArray, s_per_byte: FloatArray) -> FloatArray:
         """Of pods with these slots of each stage, [pods]."""
@@ -798,16 +792,13 @@ class _State:
         self._pod_counts[pods] = counts
         self._pod_costs_s[pods] = costs_s
         for leaf, old, new in moves:
-            self._move(leaf, old, new)
+            size = self._size[leaf]
+            self._leaves_with[old, size].remove(leaf)
+            self._leaves_with.setdefault((new, size), []).append(leaf)
+            self._stage[leaf] = new
+            self.counts[leaf, old], self.counts[leaf, new] = 0, size
         self.cost_s += added_s
         return True
-
-    def _move(self, leaf: int, old: int, new: int) -> None:
-        size = self._size[leaf]
-        self._leaves_with[old, size].remove(leaf)
-        self._leaves_with.setdefault((new, size), []).append(leaf)
-        self._stage[leaf] = new
-        self.counts[leaf, old], self.counts[leaf, new] = 0, size
 
     def _try_stages(self, temperature_s: float) -> bool:
         stages = self._problem.stages

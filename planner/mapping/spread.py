@@ -244,7 +244,11 @@ def least_spread(
     start, deadline = time.monotonic(), time.process_time() + time_limit_s
     problem.check_room()
     hostname = problem.hostname_assignment()
-    bounds = _bounds(problem, weights)
+    # What counting says of pods and of leaves, each for itself.
+    rooms = np.bincount(problem.pod_of, weights=problem.leaf_slots, minlength=problem.pods)
+    bounds = []
+    for blocks in (rooms.astype(int).tolist(), problem.leaf_slots):
+        bounds.append(ReachBound(blocks, problem.stages, problem.slots).least(weights))
     best = _Best(problem, weights, bounds, [hostname, *regular_orders(problem)])
     best.bands(deadline, params)
     reached = reach_of(problem, best.assignment)
@@ -279,15 +283,6 @@ def least_spread(
         pods=pods,
         leaves=leaves,
     )
-
-
-def _bounds(problem: MappingProblem, weights: ReachWeights) -> list[Reach]:
-    """What counting says of pods and of leaves, each for itself."""
-    rooms = np.bincount(problem.pod_of, weights=problem.leaf_slots, minlength=problem.pods)
-    bounds = []
-    for blocks in (rooms.astype(int).tolist(), problem.leaf_slots):
-        bounds.append(ReachBound(blocks, problem.stages, problem.slots).least(weights))
-    return bounds
 
 
 class _Best:

@@ -94,7 +94,10 @@ class ReachBound:
 
     def least(self, weights: ReachWeights) -> Reach:
         """The first reach, in the order of the weights, that is not refuted."""
-        pairs = sorted(self._pairs(), key=lambda pair: (weights.key(pair), pair))
+        # Every reach that single groups allow: a stage and a replica need so many of the largest blocks.
+        rows = range(self._fewest(self.slots), self._most[0] + 1)
+        columns = range(self._fewest(self.stages), self._most[1] + 1)
+        pairs = sorted(product(rows, columns), key=lambda pair: (weights.key(pair), pair))
         first = 0
         while True:
             level = weights.key(pairs[first])[0]
@@ -108,12 +111,6 @@ class ReachBound:
                     if self.possible(pair):
                         return pair
             first = end
-
-    def _pairs(self) -> Iterator[Reach]:
-        """Every reach that single groups allow: a stage and a replica need so many of the largest blocks."""
-        rows = range(self._fewest(self.slots), self._most[0] + 1)
-        columns = range(self._fewest(self.stages), self._most[1] + 1)
-        return product(rows, columns)
 
     def _fewest(self, members: int) -> int:
         slots = 0
@@ -271,10 +268,13 @@ def good_orders(
         crowd = np.max((shares * leaves[pods]).sum(axis=1) / np.asarray(heights))
         touched = (hosted > 0).sum(axis=1)
         cut_replicas = params.cuts_per_pod * float(np.sum(touched - 1))
+        # Replicas that are in one pod in two bands; they make up for those that are cut inside a band.
+        in_both = np.minimum(hosted[:-1], hosted[1:])
+        taller = np.maximum(heights[:-1], heights[1:])
         order = Order(
             pods=tuple(pods.tolist()),
             touched=int(np.max(touched)),
-            cut_replicas=max(0.0, cut_replicas - _replicas_in_two_bands(hosted, heights)),
+            cut_replicas=max(0.0, cut_replicas - float(np.sum(in_both / taller[:, None]))),
             crowd=float(crowd),
         )
         orders.append(order)
@@ -289,13 +289,6 @@ def _hosted(room: IntArray, slots: IntArray) -> IntArray:
     pod_ends = np.cumsum(room)
     hosted = np.minimum(pod_ends, band_ends) - np.maximum(pod_ends - room, band_starts)
     return np.asarray(np.maximum(hosted, 0))
-
-
-def _replicas_in_two_bands(hosted: IntArray, heights: Sequence[int]) -> float:
-    """Replicas that are in one pod in two bands; they make up for those that are cut inside a band."""
-    in_both = np.minimum(hosted[:-1], hosted[1:])
-    taller = np.maximum(heights[:-1], heights[1:])
-    return float(np.sum(in_both / taller[:, None]))
 
 
 @dataclass(frozen=True, kw_only=True)

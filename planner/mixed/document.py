@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read_mixed_cluster
@@ -32,9 +32,9 @@ from meshwright.documents import (
     path_text,
     read_mapping,
     read_text,
-    validation_message,
+    validated,
 )
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError, InputError, check_choice
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, RECORDS, planned
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.adapters import EVERY_PARAMETER
@@ -233,14 +233,11 @@ def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
             value=model.name,
         )
     able = [each.name for each in _able()]
-    if request.framework not in able:
-        raise InputError(
-            "a mixed cluster asks for a pipeline with as many layers on each rank as its device takes, which "
-            "this framework has not",
-            where="framework",
-            value=request.framework,
-            allowed=able,
-        )
+    what = (
+        "a mixed cluster asks for a pipeline with as many layers on each rank as its device takes, which "
+        "this framework has not"
+    )
+    check_choice(request.framework, able, "framework", what)
 
 
 # The document of a plan on a mixed cluster: what `plan --json` prints for a cluster file with parts.
@@ -607,10 +604,7 @@ def read_mixed_plan(path: str | PathLike[str]) -> MixedPlan:
             where=where,
             value=data.get("kind"),
         )
-    try:
-        return MixedPlan.model_validate(data)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, MixedPlan)) from None
+    return validated(MixedPlan, data, where)
 
 
 def read_mixed_answer(path: str | PathLike[str]) -> MixedPlan:

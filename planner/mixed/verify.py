@@ -156,7 +156,11 @@ def mixed_faults(plan: MixedPlan) -> Iterator[str]:
     yield from objective_faults(plan)
     yield from alone_faults(plan)
     yield from _alternative_faults(plan)
-    yield from _input_faults(plan)
+    first = plan.cluster.parts[0]
+    if plan.inputs.gpus != first.gpus:
+        yield f"inputs.gpus is {plan.inputs.gpus}, the first part has {first.gpus}"
+    if plan.inputs.cluster != read_cluster(first.cluster, first.gpus):
+        yield "inputs.cluster is not that of the first part"
     if plan.layout is None or plan.predicted is None or plan.execution is None:
         return
     broken = [*_split_faults(plan, plan.layout), *_order_faults(plan, plan.layout)]
@@ -174,14 +178,6 @@ def mixed_faults(plan: MixedPlan) -> Iterator[str]:
     yield from length_faults(
         plan.lengths, plan.inputs, predicted.breakdown_s, predicted.step_time_s
     )
-
-
-def _input_faults(plan: MixedPlan) -> Iterator[str]:
-    first = plan.cluster.parts[0]
-    if plan.inputs.gpus != first.gpus:
-        yield f"inputs.gpus is {plan.inputs.gpus}, the first part has {first.gpus}"
-    if plan.inputs.cluster != read_cluster(first.cluster, first.gpus):
-        yield "inputs.cluster is not that of the first part"
 
 
 def _split_faults(plan: MixedPlan, layout: LayoutDoc) -> Iterator[str]:
@@ -287,21 +283,17 @@ def _memory_faults(pipeline: Pipeline) -> Iterator[str]:
                 memory_gib=peak_gib,
                 usable_gib=usable_gib,
             )
-            yield from _rank_faults(rank, expected)
+            if rank.device != expected.device:
+                yield f"rank {rank.rank} is on {rank.device}, its part has {expected.device}"
+            for field in ("dense_layers", "memory_gib", "usable_gib"):
+                stated, counted = getattr(rank, field), getattr(expected, field)
+                if not _same(stated, counted):
+                    yield f"rank {rank.rank}: {field} is {stated}, worked out again {counted}"
 
 
 def _before(leading: int, ranks: list[RankDoc]) -> int:
     """Dense layers in front of those with experts on the first ranks."""
     return min(leading, sum(rank.layers for rank in ranks))
-
-
-def _rank_faults(rank: RankDoc, expected: RankDoc) -> Iterator[str]:
-    if rank.device != expected.device:
-        yield f"rank {rank.rank} is on {rank.device}, its part has {expected.device}"
-    for field in ("dense_layers", "memory_gib", "usable_gib"):
-        stated, counted = getattr(rank, field), getattr(expected, field)
-        if not _same(stated, counted):
-            yield f"rank {rank.rank}: {field} is {stated}, worked out again {counted}"
 
 
 def _recount_faults(pipeline: Pipeline) -> Iterator[str]:

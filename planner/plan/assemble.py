@@ -11,7 +11,6 @@ import numpy as np
 from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
 from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.data_parallel import TIMES_OWN
-from meshwright.costmodel.estimate import Estimate, estimate_layout
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.hybrid_context import padding_multiple
@@ -52,7 +51,7 @@ from meshwright.planner.plan.document import (
     without_later_choices,
 )
 from meshwright.planner.plan.nodes import idle_document, more_blocks
-from meshwright.planner.plan.texts import group_placement
+from meshwright.planner.plan.texts import Setup
 from meshwright.planner.request.choices import DEGREES, NUMERICS, OF_EXECUTION, OF_LAYOUT, Choice
 from meshwright.planner.request.executions import choices_made
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
@@ -115,11 +114,15 @@ def bindings(
 
 def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
     """The cut of the fabric that is busy for the largest share of its phase."""
-    placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
-    priced = estimate_layout(workload, best.layout, placement, best.stages)
+    setup = Setup.of_priced(workload, best)
     places = best.ranks if best.ranks is not None else ranks_on(workload.cluster, best.matrix)
     use = mapping_use(
-        workload, best.layout, best.stages, placement=placement, priced=priced, places=places
+        workload,
+        best.layout,
+        best.stages,
+        placement=setup.placement,
+        priced=setup.estimate,
+        places=places,
     )
     cut = binding_cut(use.cuts)
     if cut is not None:
@@ -242,11 +245,7 @@ def training_warnings(request: PlanRequest) -> Iterator[str]:
             "and a window saves it nothing"
         )
     yield from _of_images(request)
-    yield from _of_the_kind(request)
-
-
-def _of_the_kind(request: PlanRequest) -> Iterator[str]:
-    """What a kind of step other than pretraining leaves to the run, and what stands behind its price."""
+    # What a kind of step other than pretraining leaves to the run, and what stands behind its price.
     kind = STEP_KINDS[request.kind]
     if request.kind == PRETRAINING:
         return
@@ -418,17 +417,8 @@ def placed_experts(
             expert_imbalance_by_ep=((ep, measured.imbalance),),
             expert_copies_by_ep=tuple((ep, *copies) for copies in measured.copies),
         )
-        steps[name] = _step_s(elsewhere, best)
+        steps[name] = Setup.of_priced(elsewhere, best).step_time_s
     return {**document, "step_time_s": steps}
-
-
-def _step_s(workload: Workload, best: Priced) -> float:
-    return float(np.asarray(_estimate(workload, best).step_time_s))
-
-
-def _estimate(workload: Workload, best: Priced) -> Estimate:
-    placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
-    return estimate_layout(workload, best.layout, placement, best.stages)
 
 
 # The plan's step with its samples packed as asked, and in other ways.
@@ -582,7 +572,7 @@ def plan_from_outcome(
             "lengths": lengths_document(
                 request,
                 lambda packs: StepTime(
-                    _estimate(replace(workload, lengths=packs), best).breakdown_s
+                    Setup.of_priced(replace(workload, lengths=packs), best).estimate.breakdown_s
                 ),
             ),
             "idle": idle,
@@ -621,7 +611,7 @@ def objective_of(step_time_s: float | None, lower_bound_s: float | None) -> Obje
 
 def predict(workload: Workload, best: Priced) -> Predicted:
     """What the cost model expects of a priced layout, with the band of an optimum."""
-    placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
+    placement = Setup.of_priced(workload, best).placement
     prediction = predict_layout(workload, best.layout, best.stages, placement)
     ranks = best.ranks or ranks_on(workload.cluster, best.matrix)
     predicted = predicted_document(workload, best.layout, prediction, ranks)

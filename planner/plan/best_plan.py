@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.data_parallel import LEAST_GAIN, size_range
-from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import ROUNDING, Layout
@@ -44,7 +43,7 @@ from meshwright.planner.plan.document import (
     SettingCorrection,
 )
 from meshwright.planner.plan.nodes import better_of, decide_on_nodes
-from meshwright.planner.plan.texts import group_placement
+from meshwright.planner.plan.texts import Setup
 from meshwright.planner.request.choices import DOUBLED
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_document
@@ -139,7 +138,7 @@ def with_gradient_buckets(request: PlanRequest, outcome: Outcome) -> Outcome:
 def _with_best_bucket(request: PlanRequest, priced: Priced) -> Priced:
     layout = priced.layout
     workload = request.workload(priced.execution.of_layout(layout)).on(int(layout.gpus))
-    placement = group_placement(workload, layout, priced.stages, priced.matrix, priced.ranks)
+    placement = Setup.of_priced(workload, priced).placement
     context = make_context(replace(workload, chooses_buckets=True), layout, placement)
     sizes = size_range(context)
     if sizes is None:
@@ -264,10 +263,8 @@ def _prices(
     seconds = []
     for scenario in scenarios:
         workload = replace(request, calibration=scenario).workload(plan.execution)
-        workload = workload.on(int(plan.layout.gpus))
-        placed = group_placement(workload, plan.layout, plan.stages, plan.matrix, plan.ranks)
-        estimate = estimate_layout(workload, plan.layout, placed, plan.stages)
-        seconds.append(float(np.asarray(estimate.step_time_s)))
+        setup = Setup.of_priced(workload.on(int(plan.layout.gpus)), plan)
+        seconds.append(setup.step_time_s)
     return np.array(seconds)
 
 

@@ -100,7 +100,7 @@ def tables_around(request: PlanRequest) -> tuple[Candidates, ...]:
     """Layouts around the request: its own space and, with one wish lifted at a time, those next to it; run
     as the request would be, and as it would be with a wish lifted.
     """
-    relaxed = list(_relaxed(request))
+    relaxed = [request, *(changed for _, changed in _lifting(request))]
     executions = dict.fromkeys(
         execution for each in relaxed for execution in executions_to_try(each)
     )
@@ -109,17 +109,6 @@ def tables_around(request: PlanRequest) -> tuple[Candidates, ...]:
     share = MOST_CANDIDATES // len(executions)
     rows = np.unique(np.concatenate(_relaxed_rows([request, *others], share)), axis=0)
     return tuple(_table(request, execution, rows) for execution in executions)
-
-
-def _relaxed(request: PlanRequest) -> Iterator[PlanRequest]:
-    """The request, and with one pin, ban or lack of software lifted at a time."""
-    yield request
-    for pin in request.pins:
-        yield replace(request, pins=without_pin(request.pins, pin))
-    for ban in request.forbids:
-        yield replace(request, forbids=tuple(each for each in request.forbids if each != ban))
-    for lack in request.without:
-        yield replace(request, without=tuple(each for each in request.without if each != lack))
 
 
 def _relaxed_rows(requests: Sequence[PlanRequest], most_rows: int) -> list[NDArray[np.int64]]:
@@ -163,7 +152,7 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
     tried: dict[str, list[Any]] = plain | {
         **{name: list(getattr(space, name)) for name in DEGREES if name != "etp"},
         "vpp": _chunks(pins, interleaving=space.interleaving),
-        "optimizer_offload": _ends(offloads),
+        "optimizer_offload": sorted({min(offloads), max(offloads)}) if offloads else [0],
     }
     tried["zero_stage"] = list(space.zero)
     axes = {name: options(name, values) for name, values in tried.items()}
@@ -190,11 +179,6 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
 def _columns(rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Rows of choices by the name of the choice."""
     return dict(zip((choice.name for choice in OF_LAYOUT), rows.T, strict=True))
-
-
-def _ends(values: Sequence[int]) -> list[int]:
-    """The least and the largest."""
-    return sorted({min(values), max(values)}) if values else [0]
 
 
 def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
@@ -280,7 +264,11 @@ def conflict_of(request: PlanRequest) -> Conflict:
     rules = {rule.name: rule for table in tables for rule in rules_for(table.workload)}
     limits = (*rules.values(), *_request_rules(request))
     excess = np.concatenate([_excess(limits, table) for table in tables], axis=1)
-    core = _conflict(limits, excess[:, _representatives(excess)], request.seed)
+    # One column for each set of broken limits: the one with the least excess.
+    signature = (excess > 0).T
+    order = np.argsort(np.sum(excess, axis=0), kind="stable")
+    _, first = np.unique(signature[order], axis=0, return_index=True)
+    core = _conflict(limits, excess[:, np.asarray(order[first], dtype=np.int64)], request.seed)
     return Conflict(limits=limits, excess=excess, candidates=tables, core=tuple(core))
 
 
@@ -393,14 +381,6 @@ def _as_forbidden(ban: str, gpus: int, layouts: Layout) -> NDArray[np.bool_]:
     if ban == IDLE_GPUS:
         return np.asarray(layouts.gpus) < gpus
     return np.asarray(is_forbidden(ban, partial(_pin_words, layouts)))
-
-
-def _representatives(excess: FloatArray) -> NDArray[np.int64]:
-    """One column for each set of broken limits: the one with the least excess."""
-    signature = (excess > 0).T
-    order = np.argsort(np.sum(excess, axis=0), kind="stable")
-    _, first = np.unique(signature[order], axis=0, return_index=True)
-    return np.asarray(order[first], dtype=np.int64)
 
 
 def _conflict(limits: Sequence[Rule], excess: FloatArray, seed: int) -> list[int]:
@@ -539,9 +519,7 @@ def _words(conflict: Conflict, row: int) -> str | None:
     if stages is None:
         # More virtual stages than layers: the last ones are empty, as the rule on that says.
         stages = ((0,) * int(layout.vpp),) * int(layout.pp)
-    finished = FinishedPlan(
-        workload=workload, layout=layout, stages=stages, memory_gib=(), spans={}
-    )
+    finished = FinishedPlan(workload=workload, layout=layout, stages=stages)
     finding = conflict.limits[row].check(finished)
     return None if finding is None else f"{finding.words}. {finding.remedy}".rstrip(". ")
 
@@ -567,7 +545,15 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
     ):
         yield SmallestChange(change="memory-risk", value=POINT_ESTIMATE, asked=request.memory_risk)
     if HbmCapacity.name in names:
-        yield from _making_room(request)
+        # Each permission with which a plan is found; the first loss in chunks, the first other place of the
+        # reference and the first adapters that fit; with the memory of the layout that was found.
+        decided: set[str] = set()
+        for change, changed in _with_room(request):
+            if change.change not in decided and not _opens_nothing(request, changed):
+                fitting = _fitting(change, changed)
+                if fitting is not None:
+                    decided |= {change.change} - {"permit"}
+                    yield fitting
     yield from _other_batches(request)
     for gpus in _other_gpus(request, more_gpus):
         yield SmallestChange(change="gpus", value=gpus, asked=request.gpus)
@@ -599,19 +585,6 @@ def _lifting(request: PlanRequest) -> Iterator[tuple[SmallestChange, PlanRequest
     for lack in request.without:
         has_it = tuple(each for each in request.without if each != lack)
         yield SmallestChange(change="do-with", field=lack), replace(request, without=has_it)
-
-
-def _making_room(request: PlanRequest) -> Iterator[SmallestChange]:
-    """Each permission with which a plan is found; the first loss in chunks, the first other place of the
-    reference and the first adapters that fit; with the memory of the layout that was found.
-    """
-    decided: set[str] = set()
-    for change, changed in _with_room(request):
-        if change.change not in decided and not _opens_nothing(request, changed):
-            fitting = _fitting(change, changed)
-            if fitting is not None:
-                decided |= {change.change} - {"permit"}
-                yield fitting
 
 
 def _with_room(request: PlanRequest) -> Iterator[tuple[SmallestChange, PlanRequest]]:
@@ -698,17 +671,23 @@ def _opens_nothing(request: PlanRequest, changed: PlanRequest) -> bool:
     return same_way and same_work and space_of(request).zero == space_of(changed).zero
 
 
+def _fewest_enough(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
+    """The least number that is enough, above one that is not and up to one that is."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
 def _of_hosts(request: PlanRequest) -> Iterator[SmallestChange]:
     """The least memory of a host with which a plan is found, in whole GiB, where that alone helps."""
     host_gib = request.cluster.host_memory_gib
     if host_gib is None or not _feasible(_with_host(request, LARGEST_HOST_GIB)):
         return
-    low, high = int(host_gib), LARGEST_HOST_GIB
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_enough = _feasible(_with_host(request, middle))
-        low, high = (low, middle) if is_enough else (middle, high)
-    yield SmallestChange(change="host-memory-gib", value=high, asked=host_gib)
+    fewest_gib = _fewest_enough(
+        int(host_gib), LARGEST_HOST_GIB, lambda gib: _feasible(_with_host(request, gib))
+    )
+    yield SmallestChange(change="host-memory-gib", value=fewest_gib, asked=host_gib)
 
 
 def _other_batches(request: PlanRequest) -> Iterator[SmallestChange]:
@@ -753,14 +732,13 @@ def _outside_domain(request: PlanRequest) -> Iterator[SmallestChange]:
 
 def _fuller_cuts(request: PlanRequest) -> Iterator[SmallestChange]:
     """The least share of cuts with which a plan is found, to a hundredth."""
-    low, high = int(100 * request.max_cut_use), 100
-    if not _feasible(replace(request, max_cut_use=1.0)):
-        return
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_enough = _feasible(replace(request, max_cut_use=middle / 100))
-        low, high = (low, middle) if is_enough else (middle, high)
-    yield SmallestChange(change="max-cut-use", value=high / 100, asked=request.max_cut_use)
+
+    def is_enough(hundredths: int) -> bool:
+        return _feasible(replace(request, max_cut_use=hundredths / 100))
+
+    if is_enough(100):
+        least = _fewest_enough(int(100 * request.max_cut_use), 100, is_enough)
+        yield SmallestChange(change="max-cut-use", value=least / 100, asked=request.max_cut_use)
 
 
 def _without_inside(request: PlanRequest, axes: Sequence[str]) -> PlanRequest:
@@ -798,16 +776,14 @@ def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> int | None:
 
 def _least_hbm_gib(request: PlanRequest, least: int) -> int | None:
     """The fewest GiB from `least` on with which a plan is found; None where the last try finds none."""
-    if _feasible(_with_hbm(request, least)):
+
+    def is_enough(gib: int) -> bool:
+        return _feasible(_with_hbm(request, gib))
+
+    if is_enough(least):
         return least
-    low, high = least, least + MOST_TRIES - 1
-    if not _feasible(_with_hbm(request, high)):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_enough = _feasible(_with_hbm(request, middle))
-        low, high = (low, middle) if is_enough else (middle, high)
-    return high
+    most = least + MOST_TRIES - 1
+    return _fewest_enough(least, most, is_enough) if is_enough(most) else None
 
 
 def _with_hbm(request: PlanRequest, hbm_gib: float) -> PlanRequest:
@@ -875,12 +851,12 @@ def _found_run_so_gib(request: PlanRequest, execution: Execution | None) -> floa
 
 def _largest_reserve(request: PlanRequest) -> float:
     """In tenths of a GiB."""
-    low, high = 0, ceil(10 * request.reserve_gib)
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_enough = _feasible(replace(request, reserve_gib=middle / 10))
-        low, high = (middle, high) if is_enough else (low, middle)
-    return low / 10
+    too_much = _fewest_enough(
+        0,
+        ceil(10 * request.reserve_gib),
+        lambda tenths: not _feasible(replace(request, reserve_gib=tenths / 10)),
+    )
+    return (too_much - 1) / 10
 
 
 def _other_gpus(request: PlanRequest, more_gpus: bool) -> Iterator[int]:
@@ -889,7 +865,10 @@ def _other_gpus(request: PlanRequest, more_gpus: bool) -> Iterator[int]:
     Where neither memory nor GPUs are missing, the next multiples of what the pinned degrees take are tried,
     if the GPUs are none.
     """
-    taken, all_used = _pinned_gpus(request.pins), "idle-gpus" in request.forbids
+    # GPUs of the smallest job that pinned degrees allow: stages of whole tensor and expert groups.
+    degree = {axis: int(request.pins.get(axis, 1)) for axis in DEGREES}
+    stage = lcm(degree["tp"] * degree["cp"] * degree["dp"], degree["ep"] * degree["etp"])
+    taken, all_used = degree["pp"] * stage, "idle-gpus" in request.forbids
     step = lcm(taken, min(request.cluster.gpus_per_node, request.gpus))
     first = request.gpus // step * step
     if all_used:
@@ -906,13 +885,6 @@ def _first_feasible(request: PlanRequest, sizes: Sequence[int]) -> Iterator[int]
     """The first of a few numbers of GPUs with which a plan is found."""
     few = sizes[:MOST_SIZES]
     yield from islice((gpus for gpus in few if _feasible(replace(request, gpus=gpus))), 1)
-
-
-def _pinned_gpus(pins: Mapping[str, int | str]) -> int:
-    """GPUs of the smallest job that pinned degrees allow: stages of whole tensor and expert groups."""
-    degree = {axis: int(pins.get(axis, 1)) for axis in DEGREES}
-    stage = lcm(degree["tp"] * degree["cp"] * degree["dp"], degree["ep"] * degree["etp"])
-    return degree["pp"] * stage
 
 
 def _fewest_gpus(request: PlanRequest) -> int | None:

@@ -17,15 +17,10 @@ from importlib.resources import files
 from math import log2
 from typing import Any
 
-import numpy as np
-
 from meshwright.constraints.memory import HbmCapacity
-from meshwright.constraints.registry import findings
-from meshwright.constraints.rule import FinishedPlan, spans_of
-from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
 from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.costmodel.layout import AXES, Layout, Placement
+from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.measured_settings import model_kind, priced_settings
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.records import choices_in_pairs, device_class, measured_gain
@@ -34,7 +29,7 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
 from meshwright.planner.plan.document import GainEvidence, KnobGain, NearestRun, Plan
-from meshwright.planner.plan.texts import plan_placement, workload_of_plan
+from meshwright.planner.plan.texts import Setup, setup_of, workload_of_plan
 from meshwright.planner.request.choices import BY_NAME
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_from_document
 
@@ -193,21 +188,6 @@ MOST_TRIED = 16
 """Runs whose choices are tried on a plan's work, the nearest first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Arranged:
-    """A layout on a workload, as it is priced."""
-
-    workload: Workload
-    layout: Layout
-    stages: Stages
-    placement: Placement
-
-    @property
-    def step_time_s(self) -> float:
-        estimate = estimate_layout(self.workload, self.layout, self.placement, self.stages)
-        return float(np.asarray(estimate.step_time_s))
-
-
 def evidence_of(plan: Plan) -> GainEvidence | None:
     """What measured runs say for the gain that a plan promises.
 
@@ -287,12 +267,9 @@ def _log_saved(gain: float) -> float:
 
 def _knobs(plan: Plan, recipe: MeasuredRecipe) -> Iterator[KnobGain]:
     """Choices that differ, of which pairs of runs are published."""
-    assert plan.layout is not None
     assert plan.execution is not None
-    layout = layout_from_document(plan.layout)
-    workload = workload_of_plan(plan).on(int(layout.gpus))
-    stages, placement = plan_placement(workload, layout, plan)
-    planned = _Arranged(workload=workload, layout=layout, stages=stages, placement=placement)
+    planned = setup_of(plan)
+    workload, layout = planned.workload, planned.layout
     execution = plan.execution.of_layout(layout)
     run_execution = replace(Execution(), **recipe.execution)
     device, experts = plan.inputs.cluster.device.name, workload.model.moe is not None
@@ -334,7 +311,7 @@ def _measured_side(
     return None if gain is None else (math.log(1.0 - gain.gain), gain.pairs, gain.measured_on)
 
 
-def _applied(recipe: MeasuredRecipe, asked: Workload) -> _Arranged | None:
+def _applied(recipe: MeasuredRecipe, asked: Workload) -> Setup | None:
     """A run's choices on another work; None where they break a rule there or a GPU would be too full."""
     of_run = dict(recipe.layout)
     degrees = {axis: of_run.get(axis, 1) for axis in AXES if axis != "dp"}
@@ -360,19 +337,11 @@ def _applied(recipe: MeasuredRecipe, asked: Workload) -> _Arranged | None:
         workload = execution.applied(asked)
         # Recipes run on the edge of HBM: memory counts as it is predicted, without a margin.
         as_predicted = replace(workload, memory_margin=1.0)
-        memory_gib = tuple(stage_memory_gib(workload, layout, stages))
         placement = nested_placement(workload.cluster, layout)
-        finished = FinishedPlan(
-            workload=workload,
-            layout=layout,
-            stages=stages,
-            memory_gib=memory_gib,
-            spans=spans_of(placement),
-        )
-        full = max(memory_gib) > usable_hbm_gib(as_predicted)
-        if full or any(findings(finished, without=(HbmCapacity.name,))):
+        setup = Setup(workload=workload, layout=layout, stages=stages, placement=placement)
+        full = max(setup.memory_gib) > usable_hbm_gib(as_predicted)
+        if full or setup.broken_rules(without=(HbmCapacity.name,)):
             return None
-        found = _Arranged(workload=workload, layout=layout, stages=stages, placement=placement)
-        return found if 0.0 < found.step_time_s < math.inf else None
+        return setup if 0.0 < setup.step_time_s < math.inf else None
     except (ValueError, ArithmeticError):
         return None

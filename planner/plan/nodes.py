@@ -33,7 +33,6 @@ from meshwright.cluster_specs.allocation import (
 )
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import Key, Uplink, free_of, uplinks
-from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import AXES, ROUNDING, Layout
 from meshwright.costmodel.placement import placement_in, position_of_ranks
 from meshwright.costmodel.workload import Execution, Workload
@@ -41,7 +40,7 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.effective import free_gpus_of
 from meshwright.planner.mapping.slots import Place, idle_nodes
 from meshwright.planner.plan.document import IdleDoc, MoreBlocksDoc
-from meshwright.planner.plan.texts import group_placement
+from meshwright.planner.plan.texts import Setup
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.pricing import ALL_PLANS, Outcome, Sought
 from meshwright.planner.solvers.clock import Shares, is_over, limit_left_s, within
@@ -448,22 +447,16 @@ def _of_everything(
     on_these = replace(on_these, time_limit_s=Shares(later + 1).next_s())
     likely = replace(outcome.best[0].layout, recompute_layers=0)
     best_there = searched(on_these, begin_with=likely, counts=True, sought=Sought(listed_only=True))
-    mapped = _on_its_gpus(on_these, outcome)
+    # The plan of a search as it is mapped, priced where nothing else is free; without a bound.
+    plan = outcome.best[0]
+    workload = on_these.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
+    priced = replace(plan, step_time_s=Setup.of_priced(workload, plan).step_time_s)
+    mapped = replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
     mapped_s = mapped.best[0].step_time_s * (1 + ROUNDING)
     if not best_there.best or mapped_s < best_there.best[0].step_time_s:
         best_there = mapped
     settled = IdleDecision(outcome=best_there, full=None)
     return [NodeDecision(request=on_these, settled=settled)], outcome
-
-
-def _on_its_gpus(request: PlanRequest, outcome: Outcome) -> Outcome:
-    """The plan of a search as it is mapped, priced where nothing else is free; without a bound."""
-    plan = outcome.best[0]
-    workload = request.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
-    placed = group_placement(workload, plan.layout, plan.stages, plan.matrix, plan.ranks)
-    estimate = estimate_layout(workload, plan.layout, placed, plan.stages)
-    priced = replace(plan, step_time_s=float(np.asarray(estimate.step_time_s)))
-    return replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
 
 
 def _best_layout(decisions: list[NodeDecision]) -> Layout | None:
@@ -758,9 +751,14 @@ def more_blocks(workload: Workload, best: Priced) -> MoreBlocksDoc | None:
         return None
     matrix = tuple(tuple(best.matrix[axis]) for axis in AXES)
     where = nodes_in_turn(cluster, gpus).blocks[:, position_of_ranks(matrix)]
-    in_turn = estimate_layout(workload, layout, placement_in(where, layout), best.stages)
+    in_turn = Setup(
+        workload=workload,
+        layout=layout,
+        stages=best.stages,
+        placement=placement_in(where, layout),
+    )
     return MoreBlocksDoc(
         used={name: used[name] for name in more},
         fewest={name: fewest[name] for name in more},
-        step_time_s_on_fewest=float(np.asarray(in_turn.step_time_s)),
+        step_time_s_on_fewest=in_turn.step_time_s,
     )

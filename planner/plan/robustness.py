@@ -14,12 +14,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
-import numpy as np
-
 from meshwright.cluster_specs.allocation import first_gpus, is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.data_parallel import LEAST_GAIN
-from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
@@ -37,7 +34,7 @@ from meshwright.planner.plan.assemble import (
 )
 from meshwright.planner.plan.best_plan import BestPlan, Question, best_plan
 from meshwright.planner.plan.document import ExecutionChoice, MemoryRisk, Plan, Robustness, Scenario
-from meshwright.planner.plan.texts import plan_placement
+from meshwright.planner.plan.texts import setup_of
 from meshwright.planner.request.choices import Choice
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import layout_from_document
@@ -130,7 +127,7 @@ def survey_of(request: PlanRequest, plan: Plan) -> Survey | None:
     ]
     roomiest = max(asked, key=lambda each: usable_hbm_gib(each.workload()))
     roomiest = replace(roomiest, time_limit_s=limit_left_s(), top_k=1)
-    likely = _recompute_undecided(layout_from_document(plan.layout))
+    likely = _likely(plan)
     below_s, parts = PARAMS.surveyed * step_s, PARAMS.survey_parts
     surveys = side_by_side(
         [
@@ -359,13 +356,9 @@ def scenario_of(
 
 def step_as_it_stands_s(request: PlanRequest, plan: Plan, change: Change) -> float | None:
     """The step of the plan under a change, nothing in it moved; None where it no longer fits."""
-    assert plan.layout is not None
-    layout = layout_from_document(plan.layout)
-    workload = change.applied(request).workload(plan.execution).on(int(layout.gpus))
-    stages, placement = plan_placement(workload, layout, plan)
-    if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
-        return None
-    return float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
+    setup = setup_of(plan, change.applied(request).workload(plan.execution))
+    fits = max(setup.memory_gib) <= usable_hbm_gib(setup.workload)
+    return setup.step_time_s if fits else None
 
 
 def monotone_bound_s(change: Change, before_s: float | None, workload: Workload) -> float:
@@ -418,15 +411,10 @@ def _searched_again(changed: PlanRequest, plan: Plan, known_survey: KnownSurvey 
     return best_plan(
         replace(changed, time_limit_s=limit_left_s(), objective="nominal"),
         most_priced=PARAMS.most_priced,
-        begin_with=_recompute_undecided(layout_from_document(plan.layout)),
+        begin_with=_likely(plan),
         run_as=plan.execution,
         known_survey=known_survey,
     ).outcome
-
-
-def _recompute_undecided(layout: Layout) -> Layout:
-    """As many layers recomputed as it then needs."""
-    return replace(layout, recompute_layers=0)
 
 
 # What each execution choice of a plan brings: the best plan with the plain value in its place.
@@ -479,12 +467,25 @@ def question_of_choices(
     """
     if plan.layout is None or plan.execution is None:
         return Question()
-    known_survey, answers = _known_survey(survey), earlier or {}
-    tasks = [
-        *_choices(request, plan, answers, known_survey),
-        *_bucket_choice(request, plan, answers, known_survey),
-    ]
-    return Question(tasks=tasks, answered=partial(_with_choices, request))
+    known_survey, answers, likely = _known_survey(survey), earlier or {}, _likely(plan)
+    tasks: list[Task] = []
+    for choice, value in compared_choices(plan.layout, plan.execution):
+        without = without_choice(request, choice)
+        if without is not None:
+            plain: dict[str, Any] = {choice.name: choice.plain}
+            begin_with = replace(likely, **plain) if choice.of == "layout" else likely
+            search = partial(
+                _answered, choice.name, without, begin_with, plan.execution, known_survey
+            )
+            earlier_answer = answers.get(choice.name)
+            tasks.append(partial(_choice, plan.inputs, choice, value, earlier_answer, search))
+    if plan.execution.bucket_mb is not None:
+        # The best plan that keeps the framework's own size.
+        search = partial(
+            _answered, "bucket_mb", request, likely, plan.execution, known_survey, own_buckets=True
+        )
+        tasks.append(partial(_of_value, plan.execution.bucket_mb, answers.get("bucket_mb"), search))
+    return Question(tasks=tuple(tasks), answered=partial(_with_choices, request))
 
 
 def _with_choices(request: PlanRequest, plan: Plan, answers: list[Answer]) -> Plan:
@@ -578,45 +579,21 @@ def gain_of(choice: ExecutionChoice) -> float:
     return choice.step_time_s_without or inf
 
 
-def _choices(
-    request: PlanRequest,
-    plan: Plan,
-    earlier: Mapping[str, Answer],
-    known_survey: KnownSurvey | None,
-) -> Iterator[Task]:
-    assert plan.layout is not None
-    assert plan.execution is not None
-    for choice, value in compared_choices(plan.layout, plan.execution):
-        without = without_choice(request, choice)
-        if without is not None:
-            yield partial(
-                _choice,
-                plan,
-                choice,
-                value,
-                without,
-                earlier.get(choice.name),
-                known_survey=known_survey,
-            )
-
-
 def _choice(
-    plan: Plan,
+    inputs: PlanInputs,
     choice: Choice,
     value: int | str | bool,
-    without: PlanRequest,
     earlier: Answer | None,
-    *,
-    known_survey: KnownSurvey | None,
+    search: Task,
 ) -> Answer:
     """A choice of the plan with the best plan for the request without it."""
-    likely = _likely(plan)
-    if choice.of == "layout":
-        plain: dict[str, Any] = {choice.name: choice.plain}
-        likely = replace(likely, **plain)
-    found = earlier or _answered(choice.name, without, likely, plan.execution, known_survey)
-    answer = found.of_value(value)
-    return replace(answer, choice=described(answer.choice, choice, value, plan.inputs))
+    answer = _of_value(value, earlier, search)
+    return replace(answer, choice=described(answer.choice, choice, value, inputs))
+
+
+def _of_value(value: int | str | bool | float, earlier: Answer | None, search: Task) -> Answer:
+    """What is known of a choice, or a search finds, of a plan that has this value."""
+    return (earlier or search()).of_value(value)
 
 
 def described(
@@ -697,28 +674,3 @@ def without_choice(request: PlanRequest, choice: Choice) -> PlanRequest | None:
         return replace(request, pins=pins)
     except InputError:
         return None
-
-
-def _bucket_choice(
-    request: PlanRequest,
-    plan: Plan,
-    earlier: Mapping[str, Answer],
-    known_survey: KnownSurvey | None,
-) -> Iterator[Task]:
-    if plan.execution is not None and plan.execution.bucket_mb is not None:
-        bucket_mb = plan.execution.bucket_mb
-        yield partial(_of_buckets, request, plan, bucket_mb, earlier.get("bucket_mb"), known_survey)
-
-
-def _of_buckets(
-    request: PlanRequest,
-    plan: Plan,
-    bucket_mb: float,
-    earlier: Answer | None,
-    known_survey: KnownSurvey | None,
-) -> Answer:
-    """The size of the plan's gradient buckets with the best plan that keeps the framework's own."""
-    answer = earlier or _answered(
-        "bucket_mb", request, _likely(plan), plan.execution, known_survey, own_buckets=True
-    )
-    return answer.of_value(bucket_mb)

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from pydantic import ValidationError
 
+from meshwright.constraints.registry import findings
+from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
+from meshwright.costmodel.estimate import Estimate, estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import Workload
-from meshwright.documents import (
-    LARGE_FILE_BYTES,
-    finite,
-    path_text,
-    read_mapping,
-    validation_message,
-)
+from meshwright.documents import LARGE_FILE_BYTES, finite, path_text, read_mapping, validated
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.bounds.exact_cost import Matrix, Stages
+from meshwright.planner.bounds.exact_cost import Matrix, Priced, Stages
 from meshwright.planner.bounds.mappings import Matrices
 from meshwright.planner.mapping.counted import counted_placement
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.prediction import planned_workload
-from meshwright.planner.runs.run_terms import LayoutDoc
+from meshwright.planner.runs.run_terms import LayoutDoc, layout_from_document
 
 MOST_RANKS = 1_048_576
 NO_PLAN = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
@@ -123,10 +121,7 @@ def read_plan(path: str | PathLike[str]) -> Plan:
             where=f"{where}: schema",
             value=data.get("schema"),
         )
-    try:
-        plan = Plan.model_validate(data)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, Plan)) from None
+    plan = validated(Plan, data, where)
     for path_in_plan, wrong in _contradictions(plan):
         raise InputError(wrong, where=f"{where}: {path_in_plan}")
     return plan
@@ -252,10 +247,94 @@ def group_placement(
     return counted_placement(workload.cluster, layout, ranks)
 
 
-def plan_placement(workload: Workload, layout: Layout, plan: Plan) -> tuple[Stages, Placement]:
-    """The stages of a plan that has a layout, and where its groups lie on a workload's cluster."""
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One way to train a model: a layout on its workload, its split of the layers and its groups' places."""
+
+    workload: Workload
+    """On as many GPUs as the layout has."""
+    layout: Layout
+    """Plain integers."""
+    stages: Stages
+    """Transformer layers of each [pipeline rank][virtual stage]."""
+    placement: Placement
+
+    @staticmethod
+    def of_priced(workload: Workload, best: Priced) -> Setup:
+        """What a search priced, as it is mapped."""
+        placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
+        return Setup(workload=workload, layout=best.layout, stages=best.stages, placement=placement)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return round(self.workload.tokens_per_step)
+
+    @property
+    def estimate(self) -> Estimate:
+        """The price with all its parts."""
+        return estimate_layout(self.workload, self.layout, self.placement, self.stages)
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of one step."""
+        return float(np.asarray(self.estimate.step_time_s))
+
+    @property
+    def memory_gib(self) -> tuple[float, ...]:
+        """Peak on one GPU of each pipeline rank."""
+        memory = stage_memory_gib(self.workload, self.layout, self.stages)
+        return tuple(float(gib) for gib in memory)
+
+    def broken_rules(
+        self, *, without: Collection[str] = (), cut_use: float | None = None
+    ) -> list[Finding]:
+        """Rules of arithmetic, hardware and framework that the setup breaks.
+
+        Parameters
+        ----------
+        without
+            Names of rules that are not asked.
+        cut_use
+            As `FinishedPlan` has it.
+        """
+        finished = FinishedPlan(
+            workload=self.workload,
+            layout=self.layout,
+            stages=self.stages,
+            memory_gib=self.memory_gib,
+            spans=spans_of(self.placement),
+            cut_use=cut_use,
+        )
+        return list(findings(finished, without=without))
+
+
+def setup_of(plan: Plan, workload: Workload | None = None) -> Setup:
+    """A plan that has a layout, as it stands.
+
+    Parameters
+    ----------
+    plan
+        Finished, with a mapping.
+    workload
+        What it is priced on instead of its own inputs.
+    """
+    priced = priced_of(plan)
+    workload = workload or workload_of_plan(plan)
+    return Setup.of_priced(workload.on(int(priced.layout.gpus)), priced)
+
+
+def priced_of(plan: Plan) -> Priced:
+    """A plan that has a layout, as a search found it."""
     assert plan.layout is not None
     assert plan.mapping is not None
-    stages = tuple(tuple(rank) for rank in plan.layout.stages)
     matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
-    return stages, group_placement(workload, layout, stages, matrix, plan.mapping.ranks)
+    ranks = plan.mapping.ranks
+    return Priced(
+        layout=layout_from_document(plan.layout),
+        matrix=matrix,
+        stages=tuple(tuple(rank) for rank in plan.layout.stages),
+        step_time_s=plan.objective.step_time_s or 0.0,
+        ranks=None if matrix or ranks is None else tuple(ranks),
+        execution=plan.execution or PlanRequest.of_inputs(plan.inputs).plainest,
+    )

@@ -5,25 +5,22 @@ formulas.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from math import isclose, prod
 
 import numpy as np
 
 from meshwright.cluster_specs.allocation import allocated_places
-from meshwright.constraints.registry import findings
-from meshwright.constraints.rule import FinishedPlan, spans_of
-from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, ROUNDING, Layout, Placement
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
-from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.mapping.pricing import largest_cut_use
 from meshwright.planner.plan.document import LengthsDoc, Mapping, Plan
-from meshwright.planner.plan.texts import group_placement
+from meshwright.planner.plan.texts import Setup, priced_of, setup_of
 from meshwright.planner.request.choices import IDLE_GPUS, is_forbidden
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_document
@@ -56,16 +53,14 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     workload = all_gpus.on(int(layout.gpus))
     yield from _split_faults(request, plan.layout)
     yield from _mapping_faults(workload, layout, plan.mapping)
-    rows = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
-    stages = tuple(tuple(rank) for rank in plan.layout.stages)
-    placement = group_placement(workload, layout, stages, rows, plan.mapping.ranks)
-    yield from _price_faults(workload, layout, placement, plan.layout, plan.predicted)
-    yield from _recount_faults(workload, layout, placement, plan)
+    setup = setup_of(plan, all_gpus)
+    yield from _price_faults(setup, plan.predicted)
+    yield from _recount_faults(setup, plan.mapping)
     cut_use = None
     if all_gpus.max_cut_use < 1:
-        priced = Priced(layout=layout, matrix=rows, stages=stages, step_time_s=0.0)
-        cut_use = largest_cut_use(all_gpus, priced)
-    yield from _rule_faults(all_gpus, layout, placement, plan.layout, cut_use)
+        cut_use = largest_cut_use(all_gpus, priced_of(plan))
+    broken = replace(setup, workload=all_gpus).broken_rules(cut_use=cut_use)
+    yield from (finding.line for finding in broken)
     yield from wish_faults(request, plan.layout)
 
 
@@ -234,18 +229,14 @@ def _rank_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Iterat
             return
 
 
-def _price_faults(
-    workload: Workload, layout: Layout, placement: Placement, doc: LayoutDoc, predicted: Predicted
-) -> Iterator[str]:
-    stages = tuple(tuple(rank) for rank in doc.stages)
-    priced_s = float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
+def _price_faults(setup: Setup, predicted: Predicted) -> Iterator[str]:
+    priced_s = setup.step_time_s
     if not _same(priced_s, predicted.step_time_s):
         yield f"priced again, the step takes {priced_s} s, not {predicted.step_time_s} s"
     total = sum(predicted.breakdown_s.values())
     if not _same(total, predicted.step_time_s):
         yield f"the breakdown adds up to {total} s, not {predicted.step_time_s} s"
-    memory = stage_memory_gib(workload, layout, stages)
-    if not np.allclose(memory, predicted.memory_gib, rtol=ROUNDING, atol=0):
+    if not np.allclose(setup.memory_gib, predicted.memory_gib, rtol=ROUNDING, atol=0):
         yield "the memory of the stages is not what the layout needs"
 
 
@@ -260,19 +251,12 @@ def _ranks_of(workload: Workload, mapping: Mapping) -> list[tuple[int, int]]:
     return list(mapping.ranks or ranks_on(workload.cluster, matrix))
 
 
-def _recount_faults(
-    workload: Workload, layout: Layout, placement: Placement, plan: Plan
-) -> Iterator[str]:
+def _recount_faults(setup: Setup, mapping: Mapping) -> Iterator[str]:
     """Groups that lie elsewhere than priced, by the rank list."""
-    assert plan.layout is not None
-    assert plan.mapping is not None
-    counted = recounted(workload, layout, plan.mapping)
-    yield from blocks_left(workload.cluster, _ranks_of(workload, plan.mapping))
-    stages = tuple(tuple(rank) for rank in plan.layout.stages)
-    seconds = [
-        float(np.asarray(estimate_layout(workload, layout, where, stages).step_time_s))
-        for where in (placement, counted)
-    ]
+    workload, placement = setup.workload, setup.placement
+    counted = recounted(workload, setup.layout, mapping)
+    yield from blocks_left(workload.cluster, _ranks_of(workload, mapping))
+    seconds = [setup.step_time_s, replace(setup, placement=counted).step_time_s]
     if not _same(*seconds):
         different = [
             f"{name} {getattr(placement, name).tolist()} for {members.tolist()}"
@@ -283,25 +267,6 @@ def _recount_faults(
             f"by its rank list the step takes {seconds[1]} s, not {seconds[0]} s: members by level, priced "
             f"for counted: {', '.join(different)}"
         )
-
-
-def _rule_faults(
-    workload: Workload,
-    layout: Layout,
-    placement: Placement,
-    doc: LayoutDoc,
-    cut_use: float | None,
-) -> Iterator[str]:
-    stages = tuple(tuple(rank) for rank in doc.stages)
-    finished = FinishedPlan(
-        workload=workload,
-        layout=layout,
-        stages=stages,
-        memory_gib=tuple(float(x) for x in stage_memory_gib(workload, layout, stages)),
-        spans=spans_of(placement),
-        cut_use=cut_use,
-    )
-    yield from (finding.line for finding in findings(finished))
 
 
 def wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:

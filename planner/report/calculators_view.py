@@ -104,19 +104,15 @@ def _own_link(document: Document) -> View:
 def _what_helps(document: Document) -> View:
     """What shortens a message of this size: fewer start-ups below the crossover, fewer bytes above it."""
     size, crossover = document["bytes"], document["crossover_bytes"]
-    start_up_s = document["alpha_s"] * _startups(document)
+    # Start-ups over this link of the fastest algorithm.
+    steps = document["steps_by_algorithm"][document["algorithm"]]
+    start_up_s = document["alpha_s"] * int(steps if isinstance(steps, int) else steps["between"])
     share = percent(min(1.0, start_up_s / document["seconds"]))
     if size < crossover:
         advice = f"start-ups are {share} of the time: send several tensors as one (explain message fusion)"
     else:
         advice = f"start-ups are {share} of the time: fewer bits (compress) or overlap help, fusion does not"
     return [Heading("What would help"), Bullets([advice])]
-
-
-def _startups(document: Document) -> int:
-    """Start-ups over this link of the fastest algorithm."""
-    steps = document["steps_by_algorithm"][document["algorithm"]]
-    return int(steps if isinstance(steps, int) else steps["between"])
 
 
 def _size(number_bytes: float) -> str:

@@ -307,20 +307,16 @@ def _cards(plan: Plan) -> list[Card]:
         "TFLOP/s on a GPU": (predicted.tflops_per_gpu, "{:.0f}".format),
         "MFU": (predicted.mfu, percent),
     }
-    return [
-        *banded_cards(predicted.step_time_s, predicted.error_band, rates),
-        _memory_card(plan, predicted),
-    ]
-
-
-def _memory_card(plan: Plan, predicted: Predicted) -> Card:
-    """The fullest GPU, where measured runs would have it, and what there is."""
+    # The fullest GPU, where measured runs would have it, and what there is.
     peak_gib, usable_gib = max(predicted.memory_gib), usable_hbm_gib(workload_of_plan(plan))
     note = f"{usable_gib:.1f} usable"
     if plan.robustness is not None:
         low, high = (f"{peak_gib * edge:.1f}" for edge in plan.robustness.memory_band)
         note = f"likely {low} to {high}, {note}"
-    return Card("GiB on the fullest GPU", f"{peak_gib:.1f}", note)
+    return [
+        *banded_cards(predicted.step_time_s, predicted.error_band, rates),
+        Card("GiB on the fullest GPU", f"{peak_gib:.1f}", note),
+    ]
 
 
 def _answer_section(plan: Plan) -> Section:

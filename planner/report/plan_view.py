@@ -116,9 +116,14 @@ def first_screen(plan: Plan) -> View:
         view.append(line(Words(headline(plan), "bold")))
     status = status_words(plan.status, plan.objective.gap)
     view.append(line(Words(status, STATUS_STYLES[plan.status]), f": {meaning_words(plan)}"))
+    return [*view, Facts(_facts(plan))]
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    """The answer, and what was asked."""
     rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
     rows += [("idle", optional(plan.idle, _idle_text)), *cost_rows(plan.cost)]
-    return [*view, Facts([*rows, *_question(plan.inputs)])]
+    return rows + _question(plan.inputs)
 
 
 _ON_CARDS = {"step", "throughput", "compute", "likely", "memory"}
@@ -127,10 +132,7 @@ _IN_TITLE = {"model", "cluster", "batch", "training"}
 
 def facts_beside(plan: Plan) -> Facts:
     """What the first screen says beyond the cards and the title of a page."""
-    rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
-    rows += [("idle", optional(plan.idle, _idle_text)), *cost_rows(plan.cost)]
-    rows += _question(plan.inputs)
-    return Facts([row for row in rows if row[0] not in _ON_CARDS | _IN_TITLE])
+    return Facts([row for row in _facts(plan) if row[0] not in _ON_CARDS | _IN_TITLE])
 
 
 def meaning_words(plan: Plan) -> str:

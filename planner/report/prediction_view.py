@@ -363,11 +363,18 @@ def baseline_view(plan: AnyPlan) -> View:
     baseline = plan.baseline
     if baseline is None or plan.predicted is None:
         return []
+    # What is wrong with today's layout, and what of its file was not read.
+    items = [f"today's layout breaks {rule.rule}: {rule.words}" for rule in baseline.broken_rules]
+    items += baseline.remarks
+    if not baseline.fits:
+        peak = f"{max(baseline.memory_gib):.1f} of {baseline.usable_hbm_gib:.1f} usable GiB"
+        words = f"today's layout does not fit into memory as predicted: {peak}; priced as if it did"
+        items.insert(0, words)
     return [
         line(Words(headline(plan), "bold")),
         *_verdict(baseline),
         Facts(_costs(plan, baseline)),
-        *_troubles(baseline),
+        *([Bullets(items)] if items else []),
         *_waterfall(baseline),
         *([] if baseline.diff is None else _diff(baseline.diff, baseline.file)),
     ]
@@ -407,17 +414,6 @@ def _costs(plan: AnyPlan, baseline: BaselineDoc) -> list[tuple[str, str]]:
         kwh = f"{count(today.kwh)} -> {count(planned.kwh)}"
         rows.append(("kWh", f"{kwh} ({planned.kwh - today.kwh:+,.0f}; GPUs alone)"))
     return rows
-
-
-def _troubles(baseline: BaselineDoc) -> View:
-    """What is wrong with today's layout, and what of its file was not read."""
-    items = [f"today's layout breaks {rule.rule}: {rule.words}" for rule in baseline.broken_rules]
-    items += baseline.remarks
-    if not baseline.fits:
-        peak = f"{max(baseline.memory_gib):.1f} of {baseline.usable_hbm_gib:.1f} usable GiB"
-        words = f"today's layout does not fit into memory as predicted: {peak}; priced as if it did"
-        items.insert(0, words)
-    return [Bullets(items)] if items else []
 
 
 def _waterfall(baseline: BaselineDoc) -> View:

@@ -281,13 +281,9 @@ def _table(table: Table) -> Grid:
 def _text(cell: Cell) -> Text:
     if isinstance(cell, Words):
         return Text(printable(cell.text), cell.style)
-    return _bar(cell)
-
-
-def _bar(bar: Bar) -> Text:
-    full = round(bar.filled * bar.width)
-    colour = "red" if bar.fraction > 1 else "cyan"
-    return Text.assemble(("█" * full, colour), ("·" * (bar.width - full), "dim"))
+    full = round(cell.filled * cell.width)
+    colour = "red" if cell.fraction > 1 else "cyan"
+    return Text.assemble(("█" * full, colour), ("·" * (cell.width - full), "dim"))
 
 
 def printable(text: str) -> str:
@@ -497,14 +493,10 @@ def block_html(block: Block) -> str:
         case Bullets():
             return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block.items) + "</ul>"
         case Table():
-            return _html_table(block)
-
-
-def _html_table(table: Table) -> str:
-    kinds = [' class="left"' if column.kind.is_left else "" for column in table.columns]
-    head = _row("th", kinds, map(escape, table.head))
-    body = "".join(_row("td", kinds, map(_cell, row)) for row in table.cells)
-    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+            kinds = [' class="left"' if column.kind.is_left else "" for column in block.columns]
+            head = _row("th", kinds, map(escape, block.head))
+            body = "".join(_row("td", kinds, map(_cell, row)) for row in block.cells)
+            return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
 def _row(tag: str, kinds: Sequence[str], cells: Iterable[str]) -> str:

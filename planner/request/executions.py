@@ -12,7 +12,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.memory import has_mamba, has_modules
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MODULES
 from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution
-from meshwright.errors import InputError, listed, near_miss, shown
+from meshwright.errors import InputError, listed, refuse_unknown, shown
 from meshwright.frameworks.catalog import planned
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.schema import ModelSpec
@@ -88,31 +88,17 @@ def execution_options(
     InputError
         If a pinned value does not exist in the framework, on the device, or beside `without`.
     """
-    hidden = planned(framework.overlaps)
-    experts = model.moe is not None
-    overlaps_experts = experts and model.hybrid_pattern is None and model.mtp_layers <= 1
-    # User buffers are multicast or IPC handles of other GPUs (NVIDIA/TransformerEngine issues 966 and 1071).
-    peers = "peer-access" not in cluster.device.lacks
-    overlaps_tensor = model.attention is None and peers
-    can_hide = {"ep_overlap": overlaps_experts, "tp_overlap": overlaps_tensor}
-    values: dict[str, tuple[Any, ...]] = {
-        "moe_dispatch": _dispatchers(framework, cluster, precision) if experts else ("alltoall",),
-        **{
-            name: (False, True) if can and BY_NAME[name].entry in hidden else (False,)
-            for name, can in can_hide.items()
-        },
-        "cuda_graph": planned(framework.cuda_graphs),
-        "cp_comm": _context_exchanges(framework, model, cluster),
-        "compiled": _compilations(framework, precision),
-        "sync_each_batch": (False,)
-        if framework.batch_sync is None or not framework.batch_sync.planned
-        else (False, True),
-        "fp8_recipe": _fp8_recipes(framework, precision, allow),
-        "offload_modules": _offloads(framework, model, pins, allow),
-        "parameter_offload": _parameter_offloads(
-            framework, cluster, pins, allow, alone=trains_alone
-        ),
-    }
+    able = _Able(
+        framework=framework,
+        model=model,
+        cluster=cluster,
+        pins=pins,
+        allow=allow,
+        precision=precision,
+        optimizer=optimizer,
+        trains_alone=trains_alone,
+    )
+    experts, values = model.moe is not None, able.values()
     binding = {name: pin for name, pin in pins.items() if experts or name != "moe_dispatch"}
     chosen: dict[str, tuple[Any, ...]] = {
         choice.name: _pinned(
@@ -124,9 +110,9 @@ def execution_options(
         chosen["moe_dispatch"] = _one_deduplicates(
             chosen["moe_dispatch"], captured="full" in chosen["cuda_graph"]
         )
-    numerics = _numerics(framework, cluster, pins, allow, precision=precision, optimizer=optimizer)
+    hidden = planned(framework.overlaps)
     overlaps = {f"{axis}_overlap": axis in hidden for axis in ("dp", "pp")}
-    return ExecutionOptions(values=chosen, fixed={**overlaps, **numerics})
+    return ExecutionOptions(values=chosen, fixed={**overlaps, **able.numerics()})
 
 
 def _there(choice: Choice, values: tuple[Any, ...], without: tuple[str, ...]) -> tuple[Any, ...]:
@@ -138,123 +124,141 @@ def _there(choice: Choice, values: tuple[Any, ...], without: tuple[str, ...]) ->
     return values
 
 
-def _numerics(
-    framework: Framework,
-    cluster: ClusterSpec,
-    pins: Mapping[str, int | str],
-    allow: tuple[str, ...],
-    *,
-    precision: str,
-    optimizer: str,
-) -> dict[str, Any]:
-    """Types of what is kept and reduced: the narrowest that the framework has and the request allows."""
-    names = [name for name in planned(framework.numerics) if name in allow]
-    sharded = pins.get("zero_stage") != 0
-    narrow = precision not in ("bf16", "fp16")
-    setting = framework.optimizers.get(optimizer)
-    attends = narrow and cluster.device.architecture in _FASTER_IN_FP8
-    if not framework.numerics:
-        return {}
-    goes = {
-        "bf16-moments": optimizer == "adam" and sharded,
-        # Layer-wise optimizers of this version lose updates of FP8 weights (Megatron-LM, pull request 5707).
-        "fp8-params": narrow and sharded and not (setting and setting.whole),
-        "fp8-attention": attends,
-    }
-    taken = {name for name in names if goes.get(name, True)}
-    return {
-        choice.name: (choice.words[-1] if choice.words else True)
-        if choice.allow in taken
-        else choice.plain
-        for choice in NUMERICS
-    }
+@dataclass(frozen=True, kw_only=True)
+class _Able:
+    """What framework, model and cluster can do under a request's pins and permissions."""
 
+    framework: Framework
+    model: ModelSpec
+    cluster: ClusterSpec
+    pins: Mapping[str, int | str]
+    allow: tuple[str, ...]
+    precision: str
+    optimizer: str
+    trains_alone: bool
 
-def _fp8_recipes(
-    framework: Framework, precision: str, allow: tuple[str, ...]
-) -> tuple[str | None, ...]:
-    """How FP8 scales may come about. Delayed scaling casts in fewer passes and recomputes fewer modules."""
-    if precision != "fp8" or "delayed-scaling" not in planned(framework.numerics):
-        return (None,)
-    return ("tensorwise", "delayed") if "delayed-scaling" in allow else ("tensorwise",)
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """That each choice of an execution may take, plain ones first."""
+        framework, model = self.framework, self.model
+        hidden = planned(framework.overlaps)
+        overlaps_experts = model.moe is not None and model.hybrid_pattern is None
+        # User buffers are multicast or IPC handles of other GPUs (NVIDIA/TransformerEngine issues 966 and
+        # 1071).
+        peers = "peer-access" not in self.cluster.device.lacks
+        can_hide = {
+            "ep_overlap": overlaps_experts and model.mtp_layers <= 1,
+            "tp_overlap": model.attention is None and peers,
+        }
+        syncs = framework.batch_sync is not None and framework.batch_sync.planned
+        return {
+            "moe_dispatch": ("alltoall",) if model.moe is None else self._dispatchers(),
+            **{
+                name: (False, True) if can and BY_NAME[name].entry in hidden else (False,)
+                for name, can in can_hide.items()
+            },
+            "cuda_graph": planned(framework.cuda_graphs),
+            "cp_comm": self._context_exchanges(),
+            "compiled": self._compilations(),
+            "sync_each_batch": (False, True) if syncs else (False,),
+            "fp8_recipe": self._fp8_recipes(),
+            "offload_modules": self._offloads(),
+            "parameter_offload": self._parameter_offloads(),
+        }
 
+    def numerics(self) -> dict[str, Any]:
+        """Types of what is kept and reduced: the narrowest that the framework has and the request allows."""
+        framework = self.framework
+        names = [name for name in planned(framework.numerics) if name in self.allow]
+        sharded = self.pins.get("zero_stage") != 0
+        narrow = self.precision not in ("bf16", "fp16")
+        setting = framework.optimizers.get(self.optimizer)
+        attends = narrow and self.cluster.device.architecture in _FASTER_IN_FP8
+        if not framework.numerics:
+            return {}
+        goes = {
+            "bf16-moments": self.optimizer == "adam" and sharded,
+            # Layer-wise optimizers of this version lose updates of FP8 weights (Megatron-LM, pull request
+            # 5707).
+            "fp8-params": narrow and sharded and not (setting and setting.whole),
+            "fp8-attention": attends,
+        }
+        taken = {name for name in names if goes.get(name, True)}
+        return {
+            choice.name: (choice.words[-1] if choice.words else True)
+            if choice.allow in taken
+            else choice.plain
+            for choice in NUMERICS
+        }
 
-def _offloads(
-    framework: Framework,
-    model: ModelSpec,
-    pins: Mapping[str, int | str],
-    allow: tuple[str, ...],
-) -> tuple[str, ...]:
-    """Sets of modules whose activations may lie in the hosts' memory, none first; a pin is leave enough."""
-    asked = "activation-offload" in allow or "offload_modules" in pins
-    names = planned(framework.offloads)
-    modules: tuple[str, ...] = ()
-    if not asked:
-        return ("none",)
-    inputs = tuple(name for name in OFFLOADED_INPUTS if name in names)
-    if "activations" in names and not has_mamba(model):
-        modules = tuple(
+    def _fp8_recipes(self) -> tuple[str | None, ...]:
+        """How FP8 scales may come about. Delayed scaling casts in fewer passes and recomputes fewer
+        modules.
+        """
+        delays = "delayed-scaling" in planned(self.framework.numerics)
+        if self.precision != "fp8" or not delays:
+            return (None,)
+        return ("tensorwise", "delayed") if "delayed-scaling" in self.allow else ("tensorwise",)
+
+    def _offloads(self) -> tuple[str, ...]:
+        """Sets of modules whose activations may lie in the hosts' memory, none first; a pin is leave
+        enough.
+        """
+        names = planned(self.framework.offloads)
+        modules: tuple[str, ...] = ()
+        if "activation-offload" not in self.allow and "offload_modules" not in self.pins:
+            return ("none",)
+        inputs = tuple(name for name in OFFLOADED_INPUTS if name in names)
+        if "activations" in names and not has_mamba(self.model):
+            modules = tuple(
+                name
+                for name in OFFLOADED_MODULES
+                if name != "none" and has_modules(self.model, name.split("+"))
+            )
+        return ("none", *inputs, *modules)
+
+    def _parameter_offloads(self) -> tuple[str, ...]:
+        """Where shards of parameters may lie, on the GPUs first; a pin allows it as --allow does."""
+        allowed = "parameter-offload" in self.allow or "parameter_offload" in self.pins
+        has_it = "parameters" in planned(self.framework.offloads)
+        if not (allowed and self.trains_alone and has_it):
+            return ("none",)
+        return ("none", "cpu") if self.cluster.nvme_gb_per_s is None else ("none", "cpu", "nvme")
+
+    def _compilations(self) -> tuple[bool, ...]:
+        """Eager, compiled, or either; quantised layers have to be compiled (torchtitan/trainer.py)."""
+        if not self.framework.eager_stack:
+            return (False,)
+        return (False, True) if self.precision == "bf16" else (True,)
+
+    def _context_exchanges(self) -> tuple[str, ...]:
+        """How keys and values may move, the ring first.
+
+        Groups inside rings go without windows, sinks and chosen positions, and not where allocations are
+        irregular: the model of slots knows of no groups.
+        """
+        names, model = planned(self.framework.context_exchanges), self.model
+        if "a2a" not in names:
+            return ("p2p",)
+        attends_alike = model.sliding_window is None and not model.attention_sinks
+        attends_alike = attends_alike and model.indexer is None
+        if HIERARCHICAL in names and attends_alike and not is_irregular(self.cluster):
+            return ("p2p", "a2a", HIERARCHICAL)
+        return ("p2p", "a2a")
+
+    def _dispatchers(self) -> tuple[str, ...]:
+        """The plain dispatcher, those that deduplicate and run on the device, and the one that gathers all
+        tokens, where it goes; not where allocations are irregular.
+        """
+        device, dispatchers = self.cluster.device, self.framework.dispatchers
+        gathers = self.precision in ("bf16", "fp16") and not is_irregular(self.cluster)
+        able = [
             name
-            for name in OFFLOADED_MODULES
-            if name != "none" and has_modules(model, name.split("+"))
-        )
-    return ("none", *inputs, *modules)
-
-
-def _parameter_offloads(
-    framework: Framework,
-    cluster: ClusterSpec,
-    pins: Mapping[str, int | str],
-    allow: tuple[str, ...],
-    *,
-    alone: bool,
-) -> tuple[str, ...]:
-    """Where shards of parameters may lie, on the GPUs first; a pin allows it as --allow does."""
-    asked = "parameter-offload" in allow or "parameter_offload" in pins
-    if not (asked and alone and "parameters" in planned(framework.offloads)):
-        return ("none",)
-    return ("none", "cpu") if cluster.nvme_gb_per_s is None else ("none", "cpu", "nvme")
-
-
-def _compilations(framework: Framework, precision: str) -> tuple[bool, ...]:
-    """Eager, compiled, or either; quantised layers have to be compiled (torchtitan/trainer.py)."""
-    if not framework.eager_stack:
-        return (False,)
-    return (False, True) if precision == "bf16" else (True,)
-
-
-def _context_exchanges(
-    framework: Framework, model: ModelSpec, cluster: ClusterSpec
-) -> tuple[str, ...]:
-    """How keys and values may move, the ring first.
-
-    Groups inside rings go without windows, sinks and chosen positions, and not where allocations are
-    irregular: the model of slots knows of no groups.
-    """
-    names = planned(framework.context_exchanges)
-    if "a2a" not in names:
-        return ("p2p",)
-    attends_alike = model.sliding_window is None and not model.attention_sinks
-    attends_alike = attends_alike and model.indexer is None
-    if HIERARCHICAL in names and attends_alike and not is_irregular(cluster):
-        return ("p2p", "a2a", HIERARCHICAL)
-    return ("p2p", "a2a")
-
-
-def _dispatchers(framework: Framework, cluster: ClusterSpec, precision: str) -> tuple[str, ...]:
-    """The plain dispatcher, those that deduplicate and run on the device, and the one that gathers all
-    tokens, where it goes; not where allocations are irregular.
-    """
-    device = cluster.device
-    gathers = precision in ("bf16", "fp16") and not is_irregular(cluster)
-    able = [
-        name
-        for name, each in framework.dispatchers.items()
-        if each.planned and each.deduplicates and each.runs_on(device.architecture, device.name)
-    ]
-    if gathers and GATHERS in planned(framework.dispatchers):
-        able.append(GATHERS)
-    return ("alltoall", *able)
+            for name, each in dispatchers.items()
+            if each.planned and each.deduplicates and each.runs_on(device.architecture, device.name)
+        ]
+        if gathers and GATHERS in planned(dispatchers):
+            able.append(GATHERS)
+        return ("alltoall", *able)
 
 
 def _one_deduplicates(dispatchers: tuple[str, ...], *, captured: bool) -> tuple[str, ...]:
@@ -303,22 +307,7 @@ def parse_allow(texts: Iterable[str]) -> tuple[str, ...]:
     return (*ALLOW, *others)
 
 
-def check_names(
-    option: str, names: Iterable[str], allowed: tuple[str, ...], what: str = "is not known"
-) -> None:
-    """Raises InputError for a name of an option that is not allowed; `what` is said of it."""
-    for name in names:
-        if name not in allowed:
-            raise InputError(
-                what,
-                where=option,
-                value=name,
-                did_you_mean=near_miss(name, allowed),
-                allowed=allowed,
-            )
-
-
 def _parsed(texts: Iterable[str], option: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    check_names(option, names, allowed)
+    refuse_unknown(names, allowed, where=option, what="is not known")
     return tuple(dict.fromkeys(names))

@@ -35,7 +35,15 @@ from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import ClosedDocument, left_out_at
-from meshwright.errors import InputError, listed, near_miss, require_whole, shown
+from meshwright.errors import (
+    InputError,
+    check_choice,
+    listed,
+    near_miss,
+    refuse_unknown,
+    require_whole,
+    shown,
+)
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
     FRAMEWORK_NAMES,
@@ -55,7 +63,7 @@ from meshwright.planner.request.choices import (
     PINS,
     WITHOUT,
 )
-from meshwright.planner.request.executions import ExecutionOptions, check_names, execution_options
+from meshwright.planner.request.executions import ExecutionOptions, execution_options
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
@@ -276,8 +284,8 @@ class PlanRequest:
             )
             raise InputError(what, where="objective", value=self.objective)
         object.__setattr__(self, "loss", self._checked_loss())
-        check_names("without", self.without, WITHOUT)
-        check_names("allow", self.allow, PERMISSIONS)
+        refuse_unknown(self.without, WITHOUT, where="without", what="is not known")
+        refuse_unknown(self.allow, PERMISSIONS, where="allow", what="is not known")
         object.__setattr__(
             self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
         )
@@ -461,9 +469,8 @@ def checked_reference(
         for place, setting in record.references.items()
         if setting.planned and kind in (setting.kinds or (kind,))
     ]
-    if reference not in places:
-        what = f"is not planned with {record.title} and {kind}"
-        raise InputError(what, where="reference", value=reference, allowed=places)
+    what = f"is not planned with {record.title} and {kind}"
+    check_choice(reference, places, "reference", what)
     return reference
 
 

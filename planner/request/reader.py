@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from meshwright.cluster_specs.allocation import allocated_gpus, only_nodes
 from meshwright.cluster_specs.importers.facts import expand
@@ -24,7 +23,7 @@ from meshwright.documents import (
     path_text,
     read_mapping,
     read_text,
-    validation_message,
+    validated,
 )
 from meshwright.errors import InputError, refuse_unknown, shown
 from meshwright.model_specs.adapters import EVERY_PARAMETER, read_adapters
@@ -73,10 +72,7 @@ def read_calibration(given: str | PathLike[str] | Calibration | None) -> Calibra
     document = dict(read_mapping(path, MOST_BYTES))
     if document.pop("schema", None) != 1:
         raise InputError("must be 1: not a stack file of this version", where=f"{where}: schema")
-    try:
-        calibration = Calibration.model_validate(document)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, Calibration)) from None
+    calibration = validated(Calibration, document, where)
     if calibration.constants != constants_digest():
         raise InputError(
             "was calibrated against other constants than this version ships; "
@@ -268,10 +264,8 @@ def read_images(
             if value is not None:
                 raise InputError("goes with image_tokens alone", where=name, value=value)
         return None
-    try:
-        return ImageInput(tokens=tokens, per_sequence=per_sequence, frozen=frozen)
-    except ValidationError as error:
-        raise InputError(validation_message(error, "images", ImageInput)) from None
+    fields = {"tokens": tokens, "per_sequence": per_sequence, "frozen": frozen}
+    return validated(ImageInput, fields, "images")
 
 
 def _sequences(

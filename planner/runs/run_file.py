@@ -22,7 +22,7 @@ from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.stacks import UP_TO_FLASH_2, stack_constants
 from meshwright.costmodel.workload import Workload, with_needed_syncs
 from meshwright.documents import parse_mapping, read_text, validation_message
-from meshwright.errors import InputError, near_miss, shown
+from meshwright.errors import InputError, near_miss, refuse_unknown, shown
 from meshwright.frameworks.catalog import (
     STACK_NAMES,
     framework_of_stack,
@@ -270,13 +270,8 @@ def _recompute(
         elif published:
             remarks.append(f"recompute_modules {module!r} is not known, left out")
         else:
-            raise InputError(
-                "not a module that can be recomputed",
-                where="run.recompute_modules",
-                value=module,
-                did_you_mean=near_miss(module, MODULE_NAMES),
-                allowed=MODULE_NAMES,
-            )
+            what = "not a module that can be recomputed"
+            refuse_unknown([module], MODULE_NAMES, where="run.recompute_modules", what=what)
     layers_per_chunk = model.layers // (settings.pp * settings.vpp)
     mask, layers, mask_remarks = recompute_mask(
         settings.recompute, modules, settings.recompute_layers, layers_per_chunk
@@ -348,13 +343,8 @@ def software_profile(
     if stack is not None:
         return stack.name, []
     if not published:
-        raise InputError(
-            "not a known framework",
-            where="run.framework",
-            value=text,
-            did_you_mean=near_miss(text, STACK_NAMES),
-            allowed=STACK_NAMES,
-        )
+        what = "not a known framework"
+        refuse_unknown([text], STACK_NAMES, where="run.framework", what=what)
     fallback = nearest_stack(text, settings.zero_stage).name
     return fallback, [f"framework {text!r} is not known, priced as its nearest stack, {fallback}"]
 

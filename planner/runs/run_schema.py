@@ -80,13 +80,9 @@ def _words_or_layers(value: object) -> object:
         return value
     if isinstance(value, list):
         rows = [row if isinstance(row, list) else [row] for row in value]
-        if all(_is_layer_count(count) for row in rows for count in row):
+        if all(type(count) is int and 0 <= count <= MOST_LAYERS for row in rows for count in row):
             return value
     raise ValueError(f"must be a Megatron layout in words, or lists of layers (0 to {MOST_LAYERS})")
-
-
-def _is_layer_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MOST_LAYERS
 
 
 NameOrMapping = Annotated[Any, AfterValidator(_name_or_mapping)]

@@ -32,10 +32,9 @@ from meshwright.costmodel.workload import (
     swapping_ranks,
 )
 from meshwright.documents import ClosedDocument
-from meshwright.errors import InputError
+from meshwright.errors import InputError, refuse_unknown
 from meshwright.frameworks.catalog import framework_of_stack, input_offload, planned
 from meshwright.planner.request.choices import NUMBERS
-from meshwright.planner.request.executions import check_names
 from meshwright.planner.request.plan_request import Degree, RecomputeModule
 from meshwright.planner.runs.launches.command_line import Said
 
@@ -491,18 +490,14 @@ def layers_from_words(split: str, layers: int, chunks: int) -> tuple[int, ...] |
     """
     words = split.strip().lower()
     if words.startswith(("embedding and lm head each occupy", "type:transformer|embedding")):
-        return _with_end_slots(layers, chunks)
+        slots = list(balanced(layers + 2, chunks))
+        slots[0] -= 1
+        slots[-1] -= 1
+        return tuple(slots) if min(slots) >= 0 else None
     counts = layers_of_layout(split) or _clause_for(split, chunks)
     if counts is None or len(counts) != chunks or sum(counts) != layers:
         return None
     return counts
-
-
-def _with_end_slots(layers: int, chunks: int) -> tuple[int, ...] | None:
-    slots = list(balanced(layers + 2, chunks))
-    slots[0] -= 1
-    slots[-1] -= 1
-    return tuple(slots) if min(slots) >= 0 else None
 
 
 def _clause_for(text: str, chunks: int) -> tuple[int, ...] | None:
@@ -601,7 +596,8 @@ def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") ->
     if len(modules) == 1 and modules[0] in OFFLOADED_INPUTS:
         return modules[0]
     known = (*OFFLOADED_INPUTS, *_OFFLOADED)
-    check_names(where, modules, known, "is not a module whose offloading has a price")
+    what = "is not a module whose offloading has a price"
+    refuse_unknown(modules, known, where=where, what=what)
     if set(modules) & {*OFFLOADED_INPUTS}:
         raise InputError("goes alone", where=where, value="+".join(modules))
     name = "+".join(module for module in _OFFLOADED if module in modules) or "none"

@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from meshwright.costmodel.layout import AXES
-from meshwright.documents import ClosedDocument, parse_mapping, read_text, validation_message
+from meshwright.documents import ClosedDocument, parse_mapping, read_text, validated
 from meshwright.errors import InputError
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.torchtitan import TORCHTITAN
@@ -196,11 +196,7 @@ def read_pairs(path: Path) -> Iterator[StatedPair | UnpricedPair]:
         )
     for index, row in enumerate(rows):
         where = f"{path}: pairs[{index}]"
-        try:
-            doc = StatedPairDoc.model_validate(row)
-        except ValidationError as error:
-            raise InputError(validation_message(error, where, StatedPairDoc)) from None
-        yield _pair(doc, where)
+        yield _pair(validated(StatedPairDoc, row, where), where)
 
 
 def _pair(entry: StatedPairDoc, where: str) -> StatedPair | UnpricedPair:

@@ -365,15 +365,11 @@ def suggestions(
     joint = slopes @ np.array(calibration.covariance) @ slopes.T
     seconds = np.exp(of_candidates.step_logs)
     noise = evidence.step_noise
-    best = _most_telling(joint, noise)
-    return tuple(_suggestion(chosen[i], i, joint, seconds[i], noise) for i in best)
-
-
-def _most_telling(joint: Floats, noise: float) -> list[int]:
-    """Candidates by the variance that measuring them takes off all."""
+    # Candidates by the variance that measuring them takes off all.
     taken_off = np.sum(joint**2, axis=0) / (noise**2 + np.diag(joint))
     order = np.argsort(-taken_off, kind="stable")
-    return [int(index) for index in order[:SUGGESTED]]
+    best = [int(index) for index in order[:SUGGESTED]]
+    return tuple(_suggestion(chosen[i], i, joint, seconds[i], noise) for i in best)
 
 
 def _suggestion(run: Run, index: int, joint: Floats, seconds: float, noise: float) -> Suggestion:
@@ -502,7 +498,11 @@ def calibrate_runs(
     InputError
         Without a measured run, and where runs are of several devices.
     """
-    measured = _measured(runs)
+    measured = [run for run in runs if run.measured is not None]
+    if not 1 <= len(measured) <= MOST_RUNS:
+        raise InputError(
+            f"needs 1 to {MOST_RUNS} runs with `measured`, got {len(measured)} of {len(runs)}"
+        )
     device = _one_device(measured)
     words, measured, others = _by_framework(measured, like, name)
     notes = []
@@ -510,7 +510,11 @@ def calibrate_runs(
         marks = _of_device(calibrate_runs(own, suggest=False).calibration, other)
         benchmarks = (*benchmarks, *marks)
         notes.append(f"runs of {other} ({len(own)}) tell of device and network alone")
-    framework = _profile(like, words)
+    # The software profile that was asked for, or that the runs name; None where it is not known.
+    stack = stack_in_words(like or words)
+    if stack is None and like is not None:
+        raise InputError("not a known stack", where="--like", value=like, allowed=STACK_NAMES)
+    framework = None if stack is None else stack.name
     if framework is None:
         framework = _nearest(measured, words, device)
         notes.append(f"framework {words!r} is not known: the stack begins from {framework}")
@@ -526,15 +530,6 @@ def calibrate_runs(
         benchmarks=tuple(mark.words for mark in benchmarks),
         notes=tuple(notes),
     )
-
-
-def _measured(runs: Sequence[Run]) -> list[Run]:
-    measured = [run for run in runs if run.measured is not None]
-    if not 1 <= len(measured) <= MOST_RUNS:
-        raise InputError(
-            f"needs 1 to {MOST_RUNS} runs with `measured`, got {len(measured)} of {len(runs)}"
-        )
-    return measured
 
 
 def _one_device(runs: Sequence[Run]) -> str:
@@ -590,14 +585,6 @@ def _of_device(calibration: Calibration, words: str) -> Iterator[Benchmark]:
                 noise=spread * math.sqrt(variance / (1.0 - variance)),
                 words=f"{name} by the runs of {words}: {math.exp(spread * mean):.2f} of what is usual",
             )
-
-
-def _profile(like: str | None, words: str) -> str | None:
-    """The software profile that was asked for, or that the runs name; None where it is not known."""
-    stack = stack_in_words(like or words)
-    if stack is None and like is not None:
-        raise InputError("not a known stack", where="--like", value=like, allowed=STACK_NAMES)
-    return None if stack is None else stack.name
 
 
 def draft_stack(name: str, framework: str, device: str) -> Calibration:

@@ -393,7 +393,10 @@ def words_of(script: str, where: str) -> CommandLine:
             _assign(variables, *assigned.groups())
         if len(words) > MOST_WORDS:
             raise InputError(f"more than {MOST_WORDS} words", where=where)
-    job = _batch_job(script)
+    # Nodes, and GPUs of each, in the #SBATCH lines of a script, as far as they are plain numbers.
+    job = {}
+    for name, _, count in _SBATCH.findall(script):
+        job["gpus" if name == "gpus-per-node" else "nodes"] = int(count)
     world = number_in(variables.get("WORLD_SIZE", ""))
     if world is not None:
         job["world"] = world
@@ -410,14 +413,6 @@ def _before_a_command(value: str) -> bool:
     plain = re.split(r"\$\(|`", value)[0]
     in_quotes = plain != value and any(plain.count(quote) % 2 for quote in "\"'")
     return not value.startswith("(") and not in_quotes and len(_split(plain)) > 1
-
-
-def _batch_job(script: str) -> dict[str, int]:
-    """Nodes, and GPUs of each, in the #SBATCH lines of a script, as far as they are plain numbers."""
-    job = {}
-    for name, _, count in _SBATCH.findall(script):
-        job["gpus" if name == "gpus-per-node" else "nodes"] = int(count)
-    return job
 
 
 def _with_variables(line: str, variables: Mapping[str, str]) -> str:

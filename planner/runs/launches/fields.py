@@ -272,12 +272,8 @@ class NestedFields:
             # A null or an empty section leaves a field to its default, as if it were not there.
             if value not in (None, {}, [])
             and name not in self._read
-            and not is_harmless(kind, name, _word(value))
+            and not is_harmless(kind, name, "none" if value in (None, [], {}, "") else str(value))
         ]
-
-
-def _word(value: object) -> str:
-    return "none" if value in (None, [], {}, "") else str(value)
 
 
 def nested_fields(document: Mapping[str, Any], place: str = "", depth: int = 0) -> dict[str, Any]:

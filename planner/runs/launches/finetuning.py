@@ -15,7 +15,7 @@ from typing import Any
 
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS, StepKindName
 from meshwright.documents import parse_mapping, read_mapping, read_text
-from meshwright.errors import InputError
+from meshwright.errors import InputError, check_choice
 from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.frameworks.fsdp2 import (
     ACCELERATOR,
@@ -481,14 +481,12 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
     if "adapters" in launch.settings or not reads_it or not beside.is_file():
         return launch
     fields, where = read_mapping(beside, MAX_FILE_BYTES), str(beside)
-    if fields.get(_PEFT_KIND) != "LORA":
-        kind = f"{where}: {_PEFT_KIND}"
-        raise InputError(
-            "has no price yet", where=kind, value=fields.get(_PEFT_KIND), allowed=["LORA"]
-        )
+    check_choice(fields.get(_PEFT_KIND), ["LORA"], f"{where}: {_PEFT_KIND}", "has no price yet")
     rank = positive_numbers(fields, {_PEFT_RANK: 8}, where)[_PEFT_RANK]
     targets, unread = adapter_targets(fields, _PEFT_TARGETS, where, ("q_proj", "v_proj"))
-    bits = _bits_noted(path)
+    # Bits of a frozen weight by the notes of a plan's own script, None where they do not say.
+    note = _NOTED_BITS.search(read_text(path, MAX_FILE_BYTES))
+    bits = None if note is None else int(note[1])
     method = adapter_method(bits or 16, decomposed=fields.get(_DECOMPOSES) is True)
     taken = "taken as of 16 bits" if bits is None else f"of {bits} bits, as the script notes"
     remark = f"adapters are those of {ADAPTER_FILE} beside it, frozen weights {taken}"
@@ -499,12 +497,6 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
         unread=(*launch.unread, *unread),
         base_is_open=bits is None,
     )
-
-
-def _bits_noted(path: Path) -> int | None:
-    """Bits of a frozen weight by the notes of a plan's own script, None where they do not say."""
-    note = _NOTED_BITS.search(read_text(path, MAX_FILE_BYTES))
-    return None if note is None else int(note[1])
 
 
 def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:
@@ -648,9 +640,8 @@ def from_llamafactory(
 def _llamafactory_kind(document: dict[str, Any], where: str) -> StepKindName:
     """What a step does. Raises InputError for stages and losses without a price."""
     stage = str(document.get(_STAGE, TUNING))
-    if stage not in _STAGES:
-        what = "has no price yet: other models are run beside the one that is trained"
-        raise InputError(what, where=f"{where}: {_STAGE}", value=stage, allowed=tuple(_STAGES))
+    what = "has no price yet: other models are run beside the one that is trained"
+    check_choice(stage, _STAGES, f"{where}: {_STAGE}", what)
     loss = document.get(_LOSS, "sigmoid")
     if stage != "dpo" or loss not in ("orpo", "simpo"):
         return _STAGES[stage]
@@ -664,10 +655,8 @@ def _check_kind(document: dict[str, Any], where: str) -> None:
     if document.get("do_train") is not True:
         raise InputError("is not true: nothing is trained", where=f"{where}: do_train")
     trained = document.get(_TRAINED, "lora")
-    if trained not in ("full", "lora"):
-        what = f"has no price: {PART_OF_A_MODEL}" if trained == "freeze" else "has no price yet"
-        allowed = ("full", "lora")
-        raise InputError(what, where=f"{where}: {_TRAINED}", value=trained, allowed=allowed)
+    what = f"has no price: {PART_OF_A_MODEL}" if trained == "freeze" else "has no price yet"
+    check_choice(trained, ("full", "lora"), f"{where}: {_TRAINED}", what)
     refuse_fields(document, _REFUSED, where)
     bits_of_base(document, _BITS, _QUANTISES, where)
     refuse_narrow(document[_MODEL], f"{where}: {_MODEL}")
@@ -848,9 +837,8 @@ def _axolotl_images(document: dict[str, Any], *, has_adapters: bool) -> ImageFie
 
 def _axolotl_kind(document: dict[str, Any], where: str) -> StepKindName:
     named = str(document[_RL])
-    if named not in _RL_KINDS:
-        what = "has no price yet: it is another step than those that are known"
-        raise InputError(what, where=f"{where}: {_RL}", value=named, allowed=tuple(_RL_KINDS))
+    what = "has no price yet: it is another step than those that are known"
+    check_choice(named, _RL_KINDS, f"{where}: {_RL}", what)
     return _RL_KINDS[named]
 
 
@@ -864,11 +852,7 @@ def _axolotl_adapters(
             what = "needs an adapter: weights of 8 bits are not trained themselves"
             raise InputError(what, where=f"{where}: {EIGHT_BITS}")
         return None, []
-    if adapter not in ("lora", "qlora"):
-        allowed = ("lora", "qlora")
-        raise InputError(
-            "has no price yet", where=f"{where}: {_ADAPTER}", value=adapter, allowed=allowed
-        )
+    check_choice(adapter, ("lora", "qlora"), f"{where}: {_ADAPTER}", "has no price yet")
     bits = loaded_bits(document, where)
     if adapter == "qlora" and bits != 4:
         raise InputError("must be true under adapter: qlora", where=f"{where}: {FOUR_BITS}")

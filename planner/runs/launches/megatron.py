@@ -13,7 +13,7 @@ from typing import Any, get_args
 from meshwright.costmodel.execution_names import DISPATCHERS
 from meshwright.costmodel.workload import Fp8Recipe
 from meshwright.documents import packaged_document
-from meshwright.errors import InputError, near_miss
+from meshwright.errors import InputError, check_choice, near_miss
 from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED, pretrain_arguments
 from meshwright.frameworks.megatron import (
     ACTIVATIONS,
@@ -730,11 +730,8 @@ def _adapters(said: Mapping[str, str], where: str) -> dict[str, Any] | None:
     modules = [name.strip() for name in said[ADAPTED_MODULES].strip("[]'\"").split(",")]
     known = BRIDGE_MODULES | _INSIDE
     for name in modules:
-        if name not in known:
-            what = "is no module that plans know"
-            raise InputError(
-                what, where=f"{where}: {ADAPTED_MODULES}", value=name, allowed=list(known)
-            )
+        place = f"{where}: {ADAPTED_MODULES}"
+        check_choice(name, known, place, "is no module that plans know")
     targets = [known[name] for name in modules]
     return {"method": "lora", "rank": int(rank), "targets": list(dict.fromkeys(targets))}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.costmodel.layout import AXES
-from meshwright.errors import InputError
+from meshwright.errors import InputError, check_choice
 from meshwright.frameworks.deepspeed import DEEPSPEED, TRAINER_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.model_specs.adapters import adapter_method
@@ -296,9 +296,7 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path, read: ReadDeepSpe
         raise InputError("is not there: nothing is trained", where=f"{where}: train_dataset")
     micro_batch = leaves.count("micro_batch_size", 1)
     kernel = str(leaves.get("flash_attn", "sdpa"))
-    if kernel not in _V1_KERNELS:
-        allowed, place = tuple(_V1_KERNELS), f"{where}: flash_attn"
-        raise InputError("is no kernel with a price", where=place, value=kernel, allowed=allowed)
+    check_choice(kernel, _V1_KERNELS, f"{where}: flash_attn", "is no kernel with a price")
     run = _v1_sharding(leaves, path, read, micro_batch)
     model = known_model(leaves.get(_TUNED_MODEL), path)
     adapters, unread = _v1_adapters(leaves, where)
@@ -346,9 +344,7 @@ def _v1_sharding(
         return read(found, known, str(found))
     if name is None:
         return PLAIN
-    if name != FSDP2.name:
-        allowed, place = (FSDP2.name, DEEPSPEED.name), f"{path}: {_DISTRIBUTED}.name"
-        raise InputError("has no price", where=place, value=name, allowed=allowed)
+    check_choice(name, (FSDP2.name, DEEPSPEED.name), f"{path}: {_DISTRIBUTED}.name", "has no price")
     reshards, offloads = (
         f"{_DISTRIBUTED}.{switch}" for switch in ("reshard_after_forward", "offload_params")
     )

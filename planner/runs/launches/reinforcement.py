@@ -15,7 +15,7 @@ from typing import Any
 
 from meshwright.costmodel.layout import AXES, PLACED_AXES
 from meshwright.documents import read_mapping
-from meshwright.errors import InputError
+from meshwright.errors import InputError, check_choice
 from meshwright.frameworks.megatron import BRIDGE_OVERRIDES, MEGATRON
 from meshwright.model_specs.adapters import ALL_LINEAR
 from meshwright.planner.runs.launches.command_line import CommandLine
@@ -298,9 +298,7 @@ def from_verl(line: CommandLine, program: str, path: Path) -> LaunchRun:
         Another program, or a value of the wrong kind.
     """
     where = str(path)
-    if program not in (_UPDATE, *_TUNING):
-        allowed = (_UPDATE, *_TUNING)
-        raise InputError("trains nothing that is read", where=where, value=program, allowed=allowed)
+    check_choice(program, (_UPDATE, *_TUNING), where, "trains nothing that is read")
     pairs = (_OVERRIDE.fullmatch(word) for word in joined_sums(line.words))
     said = {pair[1]: pair[2] for pair in pairs if pair is not None}
     leaves = NestedFields({name: script_value(text, line) for name, text in said.items()}, where)

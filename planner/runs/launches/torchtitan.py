@@ -83,7 +83,11 @@ def stages_of_parts(parts: object, settings: Mapping[str, Any]) -> dict[str, Any
     if not listed or pp <= 1 or len(listed) % pp or not all(isinstance(x, list) for x in listed):
         return {}
     chunks = [sum(str(name).startswith("layers.") for name in part) for part in listed]
-    stages = _by_rank(chunks, pp, settings.get("schedule", "1f1b"))
+    # Layers of each [rank][virtual stage]; in a V-shaped schedule every second row runs back.
+    v_shaped = traits(schedule_named(settings.get("schedule", "1f1b"))).v_shaped
+    rows = [chunks[begin : begin + pp] for begin in range(0, len(chunks), pp)]
+    ordered = [row[::-1] if v_shaped and index else row for index, row in enumerate(rows)]
+    stages = [list(rank) for rank in zip(*ordered, strict=True)]
     return {"vpp": len(chunks) // pp, "stages": stages}
 
 
@@ -100,14 +104,6 @@ def _stage_names(text: str) -> list[list[str]]:
             value = ast.literal_eval(node.value)
             return value if isinstance(value, list) else []
     return []
-
-
-def _by_rank(chunks: list[int], pp: int, schedule: str) -> list[list[int]]:
-    """Layers of each [rank][virtual stage]; in a V-shaped schedule every second row runs back."""
-    v_shaped = traits(schedule_named(schedule)).v_shaped
-    rows = [chunks[begin : begin + pp] for begin in range(0, len(chunks), pp)]
-    ordered = [row[::-1] if v_shaped and index else row for index, row in enumerate(rows)]
-    return [list(rank) for rank in zip(*ordered, strict=True)]
 
 
 CONVERTERS = {
@@ -162,7 +158,8 @@ def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
     if repeated:
         what = "the pipeline fills and drains for every training.local_batch_size sequences"
         remarks.append(f"{what}, and is priced as filled once a step")
-    unread += _other_converters(line)
+    others = [name for name in _converters(line) or [] if name not in CONVERTERS]
+    unread += [f"--model.converters {name}" for name in others]
     return LaunchRun(
         settings=settings,
         model=model,
@@ -199,11 +196,6 @@ def _precision(line: CommandLine, config: NamedConfig | None) -> dict[str, str]:
     if config is not None and config.precision is not None:
         return {"precision": config.precision}
     return {}
-
-
-def _other_converters(line: CommandLine) -> list[str]:
-    others = [name for name in _converters(line) or [] if name not in CONVERTERS]
-    return [f"--model.converters {name}" for name in others]
 
 
 def _sharding(said: Said) -> dict[str, int]:

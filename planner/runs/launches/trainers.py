@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from meshwright.costmodel.execution_names import StepKindName
 from meshwright.documents import read_mapping
-from meshwright.errors import InputError
+from meshwright.errors import InputError, check_choice
 from meshwright.frameworks.deepspeed import BUCKET
 from meshwright.frameworks.fsdp2 import ACCELERATOR, PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
 from meshwright.frameworks.megatron import (
@@ -618,7 +618,10 @@ def _adapters(
     fields: dict[str, Any], dialect: _Dialect, model: str | None, where: str
 ) -> tuple[dict[str, Any] | None, list[str], list[str]]:
     """Adapters of a script, None where every parameter is trained; remarks; and what is not read."""
-    bits = _base_bits(fields, where)
+    # Bits of a frozen weight: a switch counts before a number. Raises InputError for others of few bits.
+    said = bits_of_base(fields, _BITS, _QUANTISES, where)
+    switched = loaded_bits(fields, where)
+    bits = said if switched == 16 else switched
     if not _trains_adapters(fields, dialect, where):
         if bits < 16:
             what = f"needs adapters: weights of {bits} bits are not trained themselves"
@@ -648,11 +651,7 @@ def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -
     if dialect.is_swift:
         name = next((name for name in _TUNERS if name in fields), _TUNERS[0])
         tuner = fields.get(name, "lora")
-        if tuner not in ("lora", "full"):
-            allowed = ("lora", "full")
-            raise InputError(
-                "has no price yet", where=f"{where}: {name}", value=tuner, allowed=allowed
-            )
+        check_choice(tuner, ("lora", "full"), f"{where}: {name}", "has no price yet")
         return bool(tuner == "lora")
     if _ADAPTERS in fields:
         return fields[_ADAPTERS] is True
@@ -661,13 +660,6 @@ def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -
             what = f"is read beside {_ADAPTERS}: true, as TRL has it; nothing is said of it"
             raise InputError(what, where=f"{where}: {name}", value=fields[name])
     return False
-
-
-def _base_bits(fields: Mapping[str, Any], where: str) -> int:
-    """Bits of a frozen weight: a switch counts before a number. Raises InputError for others of few bits."""
-    said = bits_of_base(fields, _BITS, _QUANTISES, where)
-    switched = loaded_bits(fields, where)
-    return said if switched == 16 else switched
 
 
 # `megatron sft` of ms-swift: Megatron's arguments with underscores, switches with values, and other defaults.

@@ -23,7 +23,7 @@ from meshwright.planner.audit import ListedRank, recount_faults
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.plan.texts import plan_placement, workload_of_plan
+from meshwright.planner.plan.texts import setup_of, workload_of_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.report.prediction_view import more_blocks_text
 from meshwright.planner.request.plan_request import PlanRequest
@@ -53,7 +53,7 @@ def differences(plan: Plan) -> list[str]:
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
     workload = workload_of_plan(plan).on(int(layout.gpus))
-    _, priced = plan_placement(workload, layout, plan)
+    priced = setup_of(plan).placement
     counted = recounted_placement(workload.cluster, layout, ranks_of_plan(plan))
     axes = [axis for axis in vars(counted) if axis not in ("dp", "pp")]
     return [
@@ -239,7 +239,7 @@ def held_against_ranks(plan: Plan) -> None:
     cluster = workload.cluster
     if cluster.nodes or not allocation_of(cluster, workload.gpus).even:
         return
-    _, priced = plan_placement(workload, layout, plan)
+    priced = setup_of(plan).placement
     ranks = ranks_of_plan(plan)
     tp, dp = int(layout.tp), int(layout.dp) * int(layout.cp)
     stages = [range(first, first + tp * dp) for first in range(0, len(ranks), tp * dp)]
