@@ -446,6 +446,7 @@ def foreign_parts(model: ModelSpec) -> list[str]:
         f"position {model.position}": model.position != "rope",
         f"activation {model.activation}": model.activation != "swiglu",
         f"norm {model.norm}": model.norm != "rmsnorm",
+        "norms without weights": not model.norm_weights,
         f"{model.norms_per_layer} norms per layer": model.norms_per_layer != 2,
         "a norm after the embedding": model.embedding_norm,
         "parallel blocks": model.parallel_block,

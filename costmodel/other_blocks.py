@@ -339,7 +339,7 @@ _GATED_NORM_BYTES = (6.0, 10.0)
 
 def linear_attention_block(c: Context) -> LayerTime:
     """A block of linear attention. Gated DeltaNet: projections, convolution, delta rule, gated norm, its own
-    norm and residual; other kinds as `_kda_block` and `_lightning_block` have them.
+    norm and residual; other kinds as `_kda_block`, `_lightning_block`, `_short_convolution_block` have them.
 
     Read in megatron-core 0.19.2 (megatron/core/ssm/gated_delta_net) and in the kernels of
     flash-linear-attention that it calls (fla/ops/gated_delta_rule, chunks of 64 positions). Tensor
@@ -363,6 +363,8 @@ def linear_attention_block(c: Context) -> LayerTime:
         return _kda_block(c, spec)
     if spec.type == "lightning":
         return _lightning_block(c, spec)
+    if spec.type == "short_conv":
+        return _short_convolution_block(c, spec)
     widths = spec.projected_width / tp, spec.value_width / tp
     return _recurrent_block(c, widths, delta_rule_s(c, spec), _delta_streamed_bytes(c, spec))
 
@@ -606,19 +608,43 @@ def block_launches(c: Context) -> Floats:
     return _BLOCK_LAUNCHES * -(-c.workload.seq_len // spec.block)
 
 
-def uncut_saved_bytes(spec: LinearAttentionSpec, narrow: float) -> float:
-    """Bytes a token that one layer with Kimi Delta Attention or lightning attention keeps.
+# A short convolution between two gates, in place of attention.
 
-    The first: inputs and outputs of the convolution, what the decays leave, the two triangles of a chunk and
-    four numbers of a head, output, gate and the input of the last projection, and what is between the
-    matrices of gates (fla/ops/kda/chunk.py, ctx.save_for_backward). The second: queries, keys and values
-    before and behind SiLU, decayed queries and keys, scores and states of blocks, and of the output the input
-    and output of its norm, the gate and its sigmoid, and the input of the last projection.
+
+_GATING_BYTES = (6.0, 10.0)
+"""An element under a gate: two read, one written; backward gradient, element and gate read, two written."""
+
+
+def _short_convolution_block(c: Context, spec: LinearAttentionSpec) -> LayerTime:
+    """Two projections, a gate, the convolution, a second gate and a copy; its own norm and residual.
+
+    Read in transformers 5.23 (models/lfm2/modeling_lfm2.py, Lfm2ShortConv), which calls causal-conv1d.
+    """
+    hidden, width = c.workload.model.hidden, float(spec.value_width)
+    shapes = (("in_proj", spec.projected_width, hidden), ("out_proj", hidden, spec.value_width))
+    operators = (
+        (2.0 * width, _GATING_BYTES),
+        (width, _DELTA_CONVOLUTION_BYTES),
+        (width, _COPY_BYTES),
+    )
+    none = 0.0 * c.tokens
+    return _uncut_linear_attention(c, spec, shapes, operators, Passes(none, none))
+
+
+def uncut_saved_bytes(spec: LinearAttentionSpec, narrow: float) -> float:
+    """Bytes a token that one layer with another kind of linear attention than Gated DeltaNet keeps.
+
+    Kimi Delta Attention: inputs and outputs of the convolution, what the decays leave, the two triangles of a
+    chunk and four numbers of a head, output, gate and the input of the last projection, and what is between
+    the matrices of gates (fla/ops/kda/chunk.py, ctx.save_for_backward). Lightning attention: queries, keys
+    and values before and behind SiLU, decayed queries and keys, scores and states of blocks, and of the
+    output the input and output of its norm, the gate and its sigmoid, and the input of the last projection. A
+    short convolution: its two gates, what they multiply, its input, and the input of the last projection.
 
     Parameters
     ----------
     spec : LinearAttentionSpec
-        Of type kda or lightning.
+        Of type kda, lightning or short_conv.
     narrow : float
         Bytes of an element of a saved GEMM input, 1 or 2.
 
@@ -629,6 +655,8 @@ def uncut_saved_bytes(spec: LinearAttentionSpec, narrow: float) -> float:
     """
     keys, values, heads = spec.key_width, spec.value_width, spec.value_heads
     attended = 2.0 * keys + values
+    if spec.type == "short_conv":
+        return 2.0 * attended + (2.0 + 2.0 + narrow) * values
     if spec.type == "kda":
         between = 2.0 * narrow * (spec.gate_rank or 0)
         of_heads = heads * (4.0 * CHUNK + 16.0)

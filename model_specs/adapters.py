@@ -319,7 +319,12 @@ def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix,
     hidden, linear, mamba = model.hidden, model.linear_attention, model.state_space
     of_linear: tuple[Matrix, ...] = ()
     of_mamba: tuple[Matrix, ...] = ()
-    if linear is not None and linear.type != "gated_delta_net":
+    if linear is not None and linear.type == "short_conv":
+        of_linear = (
+            Matrix("in_proj", hidden, linear.projected_width),
+            Matrix("out_proj", linear.value_width, hidden),
+        )
+    elif linear is not None and linear.type != "gated_delta_net":
         of_linear = _other_linear_matrices(hidden, linear)
     elif linear is not None:
         steps = 2 * linear.value_heads
@@ -489,7 +494,7 @@ def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> Adapter
         ParamWrapper).
     """
     linear = model.linear_attention
-    if linear is not None and linear.type != "gated_delta_net":
+    if linear is not None and linear.type in ("kda", "lightning"):
         raise InputError(
             f"adapters beside {linear.title} have no price: train every parameter (full)",
             where="train",

@@ -54,11 +54,12 @@ class WindowHeadsSpec(ClosedDocument):
     head_dim: Count
 
 
-LinearKind = Literal["gated_delta_net", "kda", "lightning"]
+LinearKind = Literal["gated_delta_net", "kda", "lightning", "short_conv"]
 LINEAR_TITLES: dict[LinearKind, str] = {
     "gated_delta_net": "Gated DeltaNet",
     "kda": "Kimi Delta Attention",
     "lightning": "lightning attention",
+    "short_conv": "short convolutions",
 }
 
 
@@ -68,7 +69,8 @@ class LinearAttentionSpec(ClosedDocument):
     type: LinearKind = "gated_delta_net"
     """gated_delta_net: the delta rule with a decay for each head (arXiv 2412.06464, section 3); kda: with one
     for each channel of a key (Kimi Linear, arXiv 2510.26692, section 3); lightning: sums of keys times values
-    under a decay that is not trained (MiniMax-01, arXiv 2501.08313, section 2.2)."""
+    under a decay that is not trained (MiniMax-01, arXiv 2501.08313, section 2.2); short_conv: no state, but a
+    gate ahead of a convolution over the hidden width and one behind it, of one head (LFM2)."""
     key_heads: Count
     """Heads of queries and of keys; each serves `value_heads / key_heads` heads of values."""
     value_heads: Count
@@ -120,12 +122,16 @@ class LinearAttentionSpec(ClosedDocument):
         attended = 2 * self.key_width + self.value_width
         if self.type == "kda":
             return attended + self.value_heads + 2 * (self.gate_rank or 0)
+        if self.type == "short_conv":
+            return attended
         of_heads = 2 * self.value_heads if self.type == "gated_delta_net" else 0
         return attended + self.value_width + of_heads
 
     @property
     def convolved_width(self) -> int:
         """Elements a token under the convolution: queries, keys and values."""
+        if self.type == "short_conv":
+            return self.value_width
         return 0 if self.type == "lightning" else 2 * self.key_width + self.value_width
 
     @property
@@ -135,12 +141,16 @@ class LinearAttentionSpec(ClosedDocument):
             "gated_delta_net": 2 * self.value_heads,
             "kda": self.value_heads + self.key_width,
             "lightning": 0,
+            "short_conv": 0,
         }
         return per_layer[self.type]
 
     @property
     def normed_width(self) -> int:
-        """Weights of the norm on the output: of a head, or of all heads under lightning."""
+        """Weights of the norm on the output: of a head, or of all heads under lightning; no norm behind a
+        short convolution."""
+        if self.type == "short_conv":
+            return 0
         return self.value_width if self.type == "lightning" else self.value_head_dim
 
 

@@ -16,6 +16,12 @@ SAME_FIELDS: Mapping[str, tuple[str, ...]] = {
     "num_local_experts": ("num_experts", "n_routed_experts"),
     "n_routed_experts": ("num_local_experts", "num_experts"),
     "num_nextn_predict_layers": ("num_mtp_layers",),
+    "hidden_size": ("n_embed",),
+    "num_layers": ("num_hidden_layers",),
+    "n_layer": ("num_hidden_layers",),
+    "n_head": ("num_attention_heads",),
+    "layer_norm_epsilon": ("rms_norm_eps",),
+    "activation_function": ("hidden_act",),
     "layers_block_type": ("layer_types",),
     "layer_types": ("layers_block_type",),
 }
@@ -206,9 +212,9 @@ def integer(
     return read
 
 
-def boolean(key: str, default: bool) -> Reader:
-    """A truth value."""
-    return lambda config: config.flag(key, default)
+def boolean(key: str, default: bool | Reader) -> Reader:
+    """A truth value; absent, its default or what that reads."""
+    return lambda config: config.flag(key, bool(_read(config, default)))
 
 
 def real(key: str, default: float | None = None) -> Reader:

@@ -200,6 +200,11 @@ REFUSING_FIELDS = {
     "hidden_size_per_layer_input": LAYER_TABLES,
     "swa_num_key_value_heads": _UNLIKE_WIDTHS,
     "swa_head_dim": _UNLIKE_WIDTHS,
+    "num_sliding_attention_heads": _UNLIKE_WIDTHS,
+    "attention_other_setting": _UNLIKE_WIDTHS,
+    "num_attention_heads_per_layer": _UNLIKE_WIDTHS,
+    "attention_value_scale": "values of another width than keys outside latent attention (MiMo-V2) are not "
+    "supported",
     "compress_ratios": "attention to compressed keys and values (DeepSeek-V4) is not supported",
     "sparse_attention_config": "attention to chosen blocks of positions (MiniMax-M3) is not supported",
     "block_configs": "layers that each have widths of their own (Nemotron from architecture search) are not "
@@ -207,7 +212,8 @@ REFUSING_FIELDS = {
     "zero_expert_num": "experts that compute nothing (LongCat) are not supported: tokens have unlike numbers "
     "of experts",
     "hc_mult": "residuals in several streams (hyper-connections) are not supported",
-    "conv_L_cache": "layers with a short convolution in place of attention (LFM2) are not supported",
+    "conv_L_cache": "layers with a short convolution in place of attention are not supported in this family: "
+    "only those of lfm2 and lfm2_moe can be priced",
     "kda_lower_bound": _LINEAR_ATTENTION,
     "state_size": _STATE_SPACE,
     "ssm_state_size": _STATE_SPACE,
@@ -292,14 +298,14 @@ def model_yaml(data: Mapping[str, object], model_type: str) -> str:
     heads: ...  # fill this in
     kv_heads: ...  # fill this in
     vocab: 32
-    activation: swiglu  # or gelu, relu, squared_relu, geglu
+    activation: swiglu  # or gelu, relu, squared_relu, geglu, xielu
     tied_embeddings: false
     """
     lines = [f"name: {shown(model_type)}"]
     lines += [f"{field}: {_first_count(data, names)}" for field, names in _YAML_FIELDS.items()]
     if isinstance(data.get("head_dim"), int):
         lines.append(f"head_dim: {_first_count(data, ('head_dim',))}")
-    lines.append("activation: swiglu  # or gelu, relu, squared_relu, geglu")
+    lines.append("activation: swiglu  # or gelu, relu, squared_relu, geglu, xielu")
     tied = data.get("tie_word_embeddings") is True
     lines.append(f"tied_embeddings: {shown(tied)}")
     if any(data.get(name) is not None for name in _MOE_FIELDS["experts"]):
@@ -355,7 +361,7 @@ summary_proj_to_labels summary_first_dropout boi_token_index eoi_token_index ima
 image_token_id video_token_id vision_token_id vision_start_token_id vision_end_token_id eod_token_id
 """
 _SAID_OTHERWISE = """
-max_position_embeddings original_max_position_embeddings initial_context_length n_ctx qk_head_dim
+n_positions max_position_embeddings original_max_position_embeddings initial_context_length n_ctx qk_head_dim
 experts_per_token mamba_d_head mamba_expand expand rope_interleave indexer_rope_interleave
 model_max_length
 """
@@ -388,6 +394,8 @@ AS_LAUNCHED: Mapping[str, tuple[object, ...]] = {
     "norm_before_gate": (True,),
     "scale_attn_weights": (True,),
     "rope_type": ("default",),
+    "attention_softmax_in_fp32": (True,),
+    "scale_attention_softmax_in_fp32": (True,),
     "mlp_multipliers": ([1, 1],),
     "ssm_multipliers": ([1, 1, 1, 1, 1],),
     "mamba_norm_before_gate": (True,),
@@ -432,7 +440,7 @@ def _shown(value: object) -> str:
 
 AND_ENCODER = " and vision_config"
 """What the source of a model ends in whose image encoder was read."""
-_TEXT_PARTS = ("text_config", "language_config", "llm_config")
+_TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 """Where multimodal wrappers keep their language model."""
 _DEEPEST = 4
 _NESTED_DEFAULTS = {
@@ -448,6 +456,8 @@ _NESTED_DEFAULTS = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_text",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "mistral3": "mistral",
     "kimi_k25": "kimi_k2",
 }

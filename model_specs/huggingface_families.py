@@ -696,8 +696,17 @@ def _qwen3_vl_experts(config: ConfigFields) -> Fields | None:
     return moe and moe | {"router_normalized": True}
 
 
+def _qwen3_omni_experts(config: ConfigFields) -> Fields | None:
+    """As Qwen3's; no layer has a window, whatever the field says."""
+    config.passed_over("sliding_window")
+    moe = _qwen_experts(config)
+    return moe and moe | {"router_normalized": config.flag("norm_topk_prob", True)}
+
+
 _QWEN2: Record = {**DECODER, "attention_bias": True}
 _QWEN3: Record = {**DECODER, "head_dim": integer("head_dim", 128), "qk_norm": True, **BIASES}
+# Of models with experts heads are as wide as the hidden width leaves (configuration_qwen3_moe.py).
+_QWEN3_MOE: Record = {**_QWEN3, "head_dim": integer("head_dim", optional=True)}
 
 
 def _qwen_shared(width: int | None) -> Record:
@@ -722,6 +731,29 @@ def _qwen3_moe_windows(config: ConfigFields) -> Fields:
     """A window covers every layer (modeling_qwen3_moe.py, `mask_function`)."""
     config.passed_over("max_window_layers")
     return window_everywhere(config, _qwen_window(config))
+
+
+# Mellum 2: Qwen3 with experts, layers in an order of their own, and rotary embeddings by kind of layer.
+
+_MELLUM: Record = {
+    **_QWEN3,
+    "rope": rope(base=5e5),
+    "mtp_layers": integer("num_nextn_predict_layers", 0, least=0),
+}
+
+
+def _mellum(config: ConfigFields) -> Fields:
+    full = [True] * config.layers()
+    order = _listed_windows(config, window_length(config, 1024), full, "sliding_window")
+    dense = _experts_listed(config, 0)
+    if dense >= config.layers():
+        return order
+    record: Record = {
+        **routed_experts("num_experts", 64, 8, "moe_intermediate_size"),
+        "dense_layers": dense,
+        "router_normalized": boolean("norm_topk_prob", True),
+    }
+    return order | {"moe": read_fields(config, record)}
 
 
 def _qwen3_next_experts(config: ConfigFields) -> Fields | None:
@@ -1092,6 +1124,28 @@ _DEEPSEEK_V32: tuple[Part, ...] = (
     _indexer_everywhere,
     _indexer,
 )
+# Youtu and MiniCPM3: latent attention, and a dense feed-forward in every layer.
+
+_YOUTU: Record = {**_DEEPSEEK, "tied_embeddings": boolean("tie_word_embeddings", True)}
+_MINICPM3: Record = {
+    **_YOUTU,
+    **SMALLER_EPSILON,
+    "attention": {
+        "q_lora_rank": integer("q_lora_rank", optional=True),
+        "kv_lora_rank": integer("kv_lora_rank", 256),
+        "qk_nope_head_dim": integer("qk_nope_head_dim", 64),
+        "qk_rope_head_dim": integer("qk_rope_head_dim", 32),
+        "v_head_dim": integer(
+            "v_head_dim",
+            lambda config: config.count("hidden_size") // config.count("num_attention_heads"),
+        ),
+    },
+    "embedding_scale": real("scale_emb", 12.0),
+    "output_scale": lambda config: (
+        config.number("dim_model_base", 256.0) / config.count("hidden_size")
+    ),
+    "mlp_bias": boolean("mlp_bias", False),
+}
 _GLM4: Record = {
     **_HALF_ROPE,
     "norms_per_layer": 4,
@@ -1224,6 +1278,54 @@ _GRANITE: Record = {
 _GRANITE_MOE: Record = {
     **_GRANITE,
     "moe": routed_experts("num_local_experts", 8, 2),
+}
+
+
+def _granite_shared(config: ConfigFields) -> Fields:
+    """Experts beside a shared feed-forward, where its width is not 0 (modeling_granitemoeshared.py)."""
+    moe = read_fields(config, routed_experts("num_local_experts", 8, 2))
+    shared = config.count("shared_intermediate_size", 0, least=0)
+    return {"moe": moe | ({"shared_experts": 1, "shared_ffn_hidden": shared} if shared else {})}
+
+
+def _granite_windows(config: ConfigFields) -> Fields:
+    """Three layers of four with a window; each kind of layer turns by its base, not at all where it is 0.
+
+    huggingface/transformers, modeling_granite_swa.py.
+    """
+    layers, kinds = config.layers(), config.entries("layer_types")
+    full = [layer % 4 == 0 for layer in range(layers)]
+    if kinds:
+        full = full_layers(config, kinds, "sliding_attention")
+    turning = rope_fields(config)
+    bases = config.entries("layer_rope_theta") or [turning["base"]] * layers
+    of_full = {base for base, is_full in zip(bases, full, strict=False) if is_full}
+    of_windowed = {base for base, is_full in zip(bases, full, strict=False) if not is_full}
+    if len(bases) != layers or max(len(of_full), len(of_windowed)) > 1:
+        what = "must give all layers with a window one base, and all others one"
+        raise config.fail("layer_rope_theta", what, bases)
+    order = window_order(config, window_length(config, 128), full)
+    base = next(iter(of_full or of_windowed))
+    windowed = next(iter(of_windowed or of_full))
+    if not base and windowed:
+        return order | {"rope": turning | {"base": windowed}, "rope_in_windows_alone": True}
+    if not windowed:
+        if base:
+            what = "is 0 for layers with a window alone, which is not supported"
+            raise config.fail("layer_rope_theta", what)
+        return order | {"position": "none"}
+    own = {} if windowed == base else {"windowed_base": windowed}
+    return order | {"rope": turning | {"base": base, **own}}
+
+
+# HyperCLOVA X: Granite with norms behind the blocks too, whose logits are multiplied and not divided.
+
+_HYPERCLOVAX: Record = {
+    **_GRANITE,
+    "norms_per_layer": lambda config: 4 if config.flag("use_post_norm", True) else 2,
+    "output_scale": real("logits_scaling", 1.0),
+    "attention_scale": real("attention_multiplier"),
+    "mlp_bias": boolean("mlp_bias", False),
 }
 
 
@@ -1560,6 +1662,109 @@ _ARCEE: Record = {
     **activation("hidden_act", "relu2", PLAIN),
 }
 _MINISTRAL3: Record = {**DECODER, **SMALLER_EPSILON, "rope": rope(base=1e6)}
+_HELIUM: Record = {
+    **DECODER,
+    "attention_bias": boolean("attention_bias", False),
+    "head_dim": integer("head_dim", 128),
+    "rope": rope(base=1e5),
+    "norm_epsilon": real("rms_norm_eps", 1e-8),
+    "mlp_bias": boolean("mlp_bias", False),
+}
+_IQUEST: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    **BIASES,
+    "head_dim": integer("head_dim", 128),
+    "mlp_bias": boolean("mlp_bias", False),
+}
+
+
+def _ministral_windows(config: ConfigFields) -> Fields:
+    """Layers in the order that the file lists, or all with the window that it gives."""
+    window = window_length(config, 4096)
+    return _listed_windows(config, window, [window is None] * config.layers(), "sliding_window")
+
+
+# Apertus: norms on queries and keys, a feed-forward without a gate, Llama 3.1's rope scaling by default.
+
+
+def _apertus_rope(config: ConfigFields) -> Fields:
+    turning = rope_fields(config, base=12e6)
+    if not config.has("rope_parameters") and not config.has("rope_scaling"):
+        turning["scaling"] = {"type": "llama3", "factor": 8.0}
+    return turning
+
+
+_APERTUS: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    **BIASES,
+    "qk_norm": True,
+    "rope": _apertus_rope,
+    **activation("hidden_act", "xielu", {**PLAIN, "xielu": "xielu"}),
+}
+
+
+# LFM2: gates around a short convolution in place of attention, but in the layers that are named.
+
+
+def _short_convolutions(config: ConfigFields) -> Fields:
+    hidden, kinds = config.count("hidden_size"), config.entries("layer_types")
+    kernel = config.count("conv_L_cache", 3)
+    full = full_layers(config, kinds, "conv") if kinds else [True] * config.layers()
+    listed = config.entries("full_attn_idxs")
+    if listed and not kinds:
+        full = [layer in listed for layer in range(config.layers())]
+    if all(full):
+        return {}
+    convolution: Fields = {
+        "type": "short_conv",
+        "key_heads": 1,
+        "value_heads": 1,
+        "key_head_dim": hidden,
+        "value_head_dim": hidden,
+        "conv_kernel": kernel,
+    }
+    return {"linear_attention": convolution, **order_fields(full, LINEAR)}
+
+
+def _lfm2_width(config: ConfigFields) -> int:
+    """Two thirds of what the file says, times a factor, rounded up to a multiple (modeling_lfm2.py)."""
+    width = config.count("block_ff_dim", config.count("intermediate_size", 12_288))
+    factor = config.number("block_ffn_dim_multiplier", 1.0)
+    multiple = config.count("block_multiple_of", 256)
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return width
+    return multiple * -(-int(factor * int(2 * width / 3)) // multiple)
+
+
+_LFM2_MOE: Record = {
+    **DECODER,
+    "head_dim": None,
+    "norm_epsilon": real("norm_eps", 1e-5),
+    "tied_embeddings": boolean("tie_embedding", boolean("tie_word_embeddings", True)),
+    "rope": rope(base=1e6),
+    "qk_norm": True,
+}
+_LFM2: Record = {**_LFM2_MOE, "ffn_hidden": _lfm2_width}
+_LFM2_BIAS = only("conv_bias", False, "biases of short convolutions are not supported")
+
+
+def _lfm2_experts(config: ConfigFields) -> Fields:
+    dense = config.count("num_dense_layers", 2, least=0)
+    if dense >= config.layers():
+        return {}
+    record: Record = {
+        **routed_experts("num_experts", 32, 4, "moe_intermediate_size"),
+        "dense_layers": dense,
+        "router_bias": boolean("use_expert_bias", True),
+        "router_score": "sigmoid",
+        "router_normalized": boolean("norm_topk_prob", True),
+        "router_scaling_factor": real("routed_scaling_factor", 1.0),
+    }
+    return {"moe": read_fields(config, record)}
+
+
 _CWM: Record = {
     **DECODER,
     **SMALLER_EPSILON,
@@ -1597,6 +1802,15 @@ _NEMOTRON: Record = {
     **activation("hidden_act", "relu2", PLAIN),
 }
 
+_JAIS2: Record = {
+    **_NEMOTRON,
+    **biases(boolean("attention_bias", True)),
+    "mlp_bias": boolean("mlp_bias", True),
+    "norm_epsilon": real("layer_norm_eps", 1e-5),
+    "norm_zero_centered": False,
+    "rope": rope(),
+}
+
 
 # GPT-like families, with layer norms and feed-forwards without a gate.
 
@@ -1614,6 +1828,51 @@ _GPT2: Record = {
     "position": "learned",
     "max_positions": integer("n_positions", 1024),
 }
+
+
+def _bigcode_heads(config: ConfigFields) -> int:
+    config.passed_over("num_key_value_heads")
+    return 1 if config.flag("multi_query", True) else config.count("n_head")
+
+
+_BIGCODE: Record = {
+    **_GPT2,
+    "kv_heads": _bigcode_heads,
+    **activation("activation_function", "gelu_pytorch_tanh", PLAIN),
+}
+_GPTJ: Record = {
+    **_GPT2,
+    **biases(False),
+    "norms_per_layer": 1,
+    "parallel_block": True,
+    "output_bias": True,
+    "tied_embeddings": boolean("tie_word_embeddings", False),
+    "position": "rope",
+    "max_positions": None,
+    "rope": lambda config: rope_fields(
+        config,
+        fraction=config.count("rotary_dim", 64) * config.count("n_head") / config.count("n_embd"),
+    ),
+}
+_BLOOM: Record = {
+    **layer_norms(True),
+    "layers": lambda config: config.layers("n_layer"),
+    "hidden": integer("hidden_size"),
+    "ffn_hidden": lambda config: 4 * config.count("hidden_size"),
+    "heads": integer("n_head"),
+    "kv_heads": integer("n_head"),
+    "vocab": integer("vocab_size"),
+    "norm_epsilon": real("layer_norm_epsilon", 1e-5),
+    "activation": "gelu",
+    "tied_embeddings": boolean("tie_word_embeddings", True),
+    "position": "alibi",
+    "embedding_norm": True,
+}
+_BLOOM_REFUSAL = only(
+    "apply_residual_connection_post_layernorm",
+    False,
+    "only false is supported: residuals that start before the norms",
+)
 _GPT_NEOX: Record = {
     **SIZES,
     **layer_norms(True),
@@ -1695,6 +1954,28 @@ _MLLAMA: Record = {
 }
 
 
+# OLMo, whose norms have no weights, and nanochat, whose norms on queries and keys have none either.
+
+_OLMO1: Record = {
+    **DECODER,
+    **BIASES,
+    "norm": "layernorm",
+    "norm_bias": False,
+    "norm_weights": False,
+    "norm_epsilon": 1e-5,
+}
+_NANOCHAT: Record = {
+    **DECODER,
+    **BIASES,
+    "norm_weights": False,
+    "embedding_norm": True,
+    "qk_norm": True,
+    "qk_norm_weights": False,
+    "final_logit_cap": real("final_logit_softcapping", 15.0),
+    **activation("hidden_act", "relu2", PLAIN),
+}
+
+
 # OLMo 2 and 3: the two norms of a layer come after its blocks, and keys and queries have wide ones.
 
 _OLMO: Record = {
@@ -1707,6 +1988,45 @@ _OLMO: Record = {
 _OLMO2: Record = {**_OLMO, "norms_after_blocks": True}
 _ROUTER = {"router_normalized": boolean("norm_topk_prob", False)}
 _OLMOE: Record = {**_OLMO, "moe": {**routed_experts("num_experts", 64, 8), **_ROUTER}}
+_FLEX_OLMO: Record = {
+    **_OLMO2,
+    "norm_epsilon": real("rms_norm_eps", 1e-6),
+    "rope": rope(base=5e5),
+    "moe": {**routed_experts("num_experts", 7, 5), **_ROUTER},
+}
+
+
+# OLMo Hybrid: Gated DeltaNet in three layers of four, whose norms stand before the blocks.
+
+
+def _olmo_hybrid(config: ConfigFields) -> Fields:
+    layers, kinds, heads = (
+        config.layers(),
+        config.entries("layer_types"),
+        config.count("num_attention_heads"),
+    )
+    full = [layer % 4 == 3 for layer in range(layers)]
+    if kinds:
+        full = full_layers(config, kinds, "linear_attention")
+    key_heads = config.count("linear_num_key_heads", heads)
+    width = config.count("linear_key_head_dim", int(0.75 * config.count("hidden_size") / key_heads))
+    parameters = config.section("rope_parameters")
+    turns = parameters is not None and parameters.has("rope_theta")
+    config.passed_over("linear_allow_neg_eigval")
+    return {
+        "position": "rope" if turns or config.has("rope_theta") else "none",
+        "linear_attention": {
+            "key_heads": key_heads,
+            "value_heads": config.count("linear_num_value_heads", heads),
+            "key_head_dim": width,
+            "value_head_dim": config.count("linear_value_head_dim", 2 * width),
+            "conv_kernel": config.count("linear_conv_kernel_dim", 4),
+            "own_gates": True,
+        },
+        **order_fields(full, LINEAR),
+    }
+
+
 _MIXTRAL: Record = {
     **DECODER,
     **SMALLER_EPSILON,
@@ -1741,6 +2061,8 @@ _QWEN2_PARTS = (_QWEN2, _qwen_windows)
 # Layers of the text part of Qwen3-VL know no window (modeling_qwen3_vl.py).
 _QWEN3_VL_PARTS: tuple[Part, ...] = ({**_QWEN3, "rope": rope(base=5e5)},)
 
+_GRANITE_DENSE: tuple[Part, ...] = (_GRANITE, {"mlp_bias": boolean("mlp_bias", False)})
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(
         "LlamaForCausalLM", (DECODER, BIASES, {"mlp_bias": boolean("mlp_bias", False)})
@@ -1753,8 +2075,12 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family("Qwen2MoeForCausalLM", (_QWEN2, _qwen2_moe_windows, _qwen2_experts)),
     "qwen3": Family("Qwen3ForCausalLM", (_QWEN3, _qwen_windows)),
     "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM", (_QWEN3, _qwen3_moe_windows, {"moe": _qwen_experts})
+        "Qwen3MoeForCausalLM", (_QWEN3_MOE, _qwen3_moe_windows, {"moe": _qwen_experts})
     ),
+    # The language model of Qwen3-Omni's thinker, whose layers know no window (modeling_qwen3_omni_moe.py).
+    "qwen3_omni_moe_text": Family("", (_QWEN3_MOE, {"moe": _qwen3_omni_experts})),
+    "qwen2_5_omni_text": Family("", _QWEN2_PARTS),
+    "mellum": Family("MellumForCausalLM", (_MELLUM, _mellum)),
     "qwen3_next": Family("Qwen3NextForCausalLM", (_QWEN3_NEXT, _qwen3_next_order)),
     "qwen3_5": Family("Qwen3_5ForConditionalGeneration", (_QWEN35, _qwen3_next_order)),
     "qwen3_5_text": Family("Qwen3_5ForCausalLM", (_QWEN35, _qwen3_next_order)),
@@ -1777,7 +2103,14 @@ FAMILIES: dict[str, Family] = {
     "minimax_text_01": Family("MiniMaxText01ForCausalLM", _MINIMAX_01),
     "minimax_m1": Family("MiniMaxM1ForCausalLM", _MINIMAX_01),
     "gpt_oss": Family("GptOssForCausalLM", (_GPT_OSS, _windows(128, 2))),
+    "olmo": Family("OlmoForCausalLM", (_OLMO1,)),
+    "nanochat": Family("NanoChatForCausalLM", (_NANOCHAT,)),
     "olmo2": Family("Olmo2ForCausalLM", (_OLMO2,)),
+    "olmo_hybrid": Family(
+        "OlmoHybridForCausalLM",
+        ({**_OLMO, "norm_epsilon": real("rms_norm_eps", 1e-6)}, _olmo_hybrid),
+    ),
+    "flex_olmo": Family("FlexOlmoForCausalLM", (_FLEX_OLMO,)),
     "olmo3": Family("Olmo3ForCausalLM", ({**_OLMO2, "rope": rope(base=5e5)}, _windows(4096, 4))),
     "olmoe": Family("OlmoeForCausalLM", (_OLMOE,)),
     "glm": Family("GlmForCausalLM", (_GLM,)),
@@ -1800,8 +2133,19 @@ FAMILIES: dict[str, Family] = {
             _ernie_experts,
         ),
     ),
-    "granite": Family("GraniteForCausalLM", (_GRANITE, {"mlp_bias": boolean("mlp_bias", False)})),
+    "granite": Family("GraniteForCausalLM", _GRANITE_DENSE),
+    "granite4_vision_text": Family("", _GRANITE_DENSE),
+    "granite_docling_text": Family("", _GRANITE_DENSE),
+    "granite_swa": Family(
+        "GraniteSWAForCausalLM", (*_GRANITE_DENSE, {"attention_sinks": True}, _granite_windows)
+    ),
     "granitemoe": Family("GraniteMoeForCausalLM", (_GRANITE_MOE,)),
+    "granitemoeshared": Family("GraniteMoeSharedForCausalLM", (_GRANITE, _granite_shared)),
+    "granitemoe_swa": Family(
+        "GraniteMoeSWAForCausalLM",
+        (_GRANITE, _granite_shared, {"attention_sinks": True}, _granite_windows),
+    ),
+    "hyperclovax": Family("HyperCLOVAXForCausalLM", (_HYPERCLOVAX,)),
     "exaone4": Family("Exaone4ForCausalLM", (_EXAONE4, _exaone_windows)),
     "exaone_moe": Family(
         "ExaoneMoeForCausalLM",
@@ -1828,6 +2172,17 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family("SeedOssForCausalLM", (_SEED_OSS,)),
     "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", (_HUNYUAN,)),
     "arcee": Family("ArceeForCausalLM", (_ARCEE,)),
+    "apertus": Family("ApertusForCausalLM", (_APERTUS,)),
+    "lfm2": Family("Lfm2ForCausalLM", (_LFM2_BIAS, _LFM2, _short_convolutions)),
+    "lfm2_moe": Family(
+        "Lfm2MoeForCausalLM", (_LFM2_BIAS, _LFM2_MOE, _short_convolutions, _lfm2_experts)
+    ),
+    "helium": Family("HeliumForCausalLM", (_HELIUM,)),
+    "iquestcoder": Family("IQuestCoderForCausalLM", (_IQUEST,)),
+    "youtu": Family("YoutuForCausalLM", (DECODER, _YOUTU)),
+    "minicpm3": Family("MiniCPM3ForCausalLM", (DECODER, _MINICPM3)),
+    "jais2": Family("Jais2ForCausalLM", (_JAIS2,)),
+    "ministral": Family("MinistralForCausalLM", (DECODER, _ministral_windows)),
     "ministral3": Family("Ministral3ForCausalLM", (_MINISTRAL3, _window_everywhere(None))),
     "cwm": Family("CwmForCausalLM", (_CWM, _cwm_windows)),
     "starcoder2": Family("Starcoder2ForCausalLM", (_STARCODER2, _window_everywhere(None))),
@@ -1847,6 +2202,10 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "phi3": Family("Phi3ForCausalLM", (DECODER, SMALLER_EPSILON, _window_everywhere(None))),
+    "vaultgemma": Family(
+        "VaultGemmaForCausalLM",
+        ({**_GEMMA2, "norms_per_layer": 2}, _gemma_scale, _windows(4096, 2)),
+    ),
     "gemma2": Family("Gemma2ForCausalLM", (_GEMMA2, _gemma_scale, _windows(4096, 2))),
     "gemma3": Family("Gemma3ForConditionalGeneration", _GEMMA3_PARTS),
     "gemma3_text": Family("Gemma3ForCausalLM", _GEMMA3_PARTS),
@@ -1859,6 +2218,10 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _QWEN2_PARTS),
     "qwen2_5_vl_text": Family("", _QWEN2_PARTS),
     "glm4v_text": Family("", (_GLM4,)),
+    "glm_ocr_text": Family("", ({**_GLM4, "attention_bias": False},)),
+    "hunyuan_vl_text": Family(
+        "", ({**_HUNYUAN, "tied_embeddings": boolean("tie_word_embeddings", True)},)
+    ),
     "glm4v_moe_text": Family(
         "",
         (
@@ -1870,6 +2233,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_vl_moe_text": Family("", (*_QWEN3_VL_PARTS, {"moe": _qwen3_vl_experts})),
     "mllama_text_model": Family("", (_MLLAMA,)),
     "gpt2": Family("GPT2LMHeadModel", (_GPT2,)),
+    "gpt_bigcode": Family("GPTBigCodeForCausalLM", (_BIGCODE,)),
+    "gptj": Family("GPTJForCausalLM", (_GPTJ,)),
+    "codegen": Family("CodeGenForCausalLM", (_GPTJ,)),
+    "bloom": Family("BloomForCausalLM", (_BLOOM_REFUSAL, _BLOOM)),
     "gpt_neox": Family("GPTNeoXForCausalLM", (_GPT_NEOX,)),
     "falcon": Family("FalconForCausalLM", (_FALCON, _falcon_blocks)),
     "opt": Family("OPTForCausalLM", (_opt_width, _OPT_REFUSAL, _OPT)),

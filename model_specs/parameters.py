@@ -117,7 +117,8 @@ def linear_attention_parameters(model: ModelSpec) -> int:
     the norm of a head's output (megatron/core/ssm/gated_delta_net/common.py, _GDNBase). Kimi Delta Attention
     has a step for each channel of the keys (transformers 5.23, models/kimi_linear, KimiLinearForgetGate);
     lightning attention neither numbers nor convolution, and one norm over all heads (models/minimax,
-    MiniMaxLightningAttention).
+    MiniMaxLightningAttention). Between the projections of a short convolution is nothing else (models/lfm2,
+    Lfm2ShortConv).
     """
     linear = model.linear_attention
     if linear is None:
@@ -217,8 +218,12 @@ def _indexer_norm(mla: MlaSpec) -> int:
 
 
 def dense_mlp_parameters(model: ModelSpec) -> int:
-    """The feed-forward of one dense layer, with biases; 0 where `ffn_hidden` is 0."""
-    return feed_forward_parameters(model, model.ffn_hidden, bias=model.mlp_bias)
+    """The feed-forward of one dense layer, with biases; 0 where `ffn_hidden` is 0.
+
+    xIELU has two numbers of its own a layer (Huang and Schlag 2024, arXiv 2411.13010, section 3).
+    """
+    own = 2 if model.activation == "xielu" else 0
+    return own + feed_forward_parameters(model, model.ffn_hidden, bias=model.mlp_bias)
 
 
 def expert_parameters(model: ModelSpec) -> int:
@@ -269,8 +274,9 @@ def norm_parameters_per_layer(model: ModelSpec) -> int:
 
 
 def norm_parameters(model: ModelSpec) -> int:
-    """One norm over the hidden width, such as the final one: a scale, and a shift in most layer norms."""
-    return model.hidden * (2 if model.norm == "layernorm" and model.norm_bias else 1)
+    """One norm over the hidden width, such as the final one: a scale, and a shift in most layer norms; OLMo's
+    first generation has neither."""
+    return model.hidden * (model.norm_weights + (model.norm == "layernorm" and model.norm_bias))
 
 
 def dense_layer_parameters(model: ModelSpec) -> int:
@@ -500,13 +506,13 @@ def _linear_attention_flops(model: ModelSpec) -> float:
 
     The delta rule makes four products with a head's state of key by value width, as Megatron-LM counts it
     (megatron/training/training.py, gdn_layer_flops). Lightning attention makes two: keys times values, and
-    queries times the state (arXiv 2501.08313, section 2.2.1).
+    queries times the state (arXiv 2501.08313, section 2.2.1); a short convolution none.
     """
     linear = model.linear_attention
     if linear is None:
         return 0.0
     convolution = linear.conv_kernel * linear.convolved_width
-    products = 2 if linear.type == "lightning" else 4
+    products = {"lightning": 2, "short_conv": 0}.get(linear.type, 4)
     return 2.0 * (convolution + products * linear.value_width * linear.key_head_dim)
 
 

@@ -34,7 +34,7 @@ from meshwright.model_specs.blocks import (
     pattern_shares,
 )
 
-Activation = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
+Activation = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu", "xielu"]
 Position = Literal["rope", "learned", "alibi", "none"]
 
 
@@ -70,6 +70,8 @@ class ModelSpec(ClosedDocument):
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_bias: Flag = left_out_at(True)
     """Whether a layer norm has a shift beside its scale; those of Cohere have none."""
+    norm_weights: Flag = left_out_at(True)
+    """Whether norms over the hidden width have a scale; those of OLMo's first generation have none."""
     norm_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """Added to the mean square, or to the variance, under the root."""
     norm_zero_centered: Flag = False

@@ -32,6 +32,7 @@ from meshwright.frameworks.fsdp2 import (
     ACCELERATOR,
     ACCUMULATION,
     ADAPTER_FILE,
+    ASKED_OF_TRL,
     FSDP2,
     LIGER_LOSS,
     OFFLOADS,
@@ -181,7 +182,7 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
 def deepspeed_shortfalls(model: ModelSpec) -> Shortfalls:
     """Where the arguments train another network than the specification, for want of a switch."""
     differing = {"vocab": f"The vocabulary is the tokenizer's: the plan counts on {model.vocab}."}
-    if model.activation in ("relu", "geglu"):
+    if model.activation in ("relu", "geglu", "xielu"):
         differing["activation"] = f"{model.activation} is not available: GELU stands in."
     if model.position == "alibi":
         differing["position"] = "ALiBi is not available: positions are learned."
@@ -1011,8 +1012,10 @@ def _of_stack(
     launch = legal_launch(plan, framework_named(framework))
     layout, loss = launch.layout, in_chunks(launch.inputs.loss)
     if loss is not None and loss not in losses:
-        what = f"is not written for the {loss} loss: plan with --loss {ALL_LOGITS}"
-        raise _not_there(stack, what)
+        what = f"is not written for the {loss} loss"
+        if loss == TRL_LOSS and stack in ASKED_OF_TRL:
+            what = f"asks for {ASKED_OF_TRL[stack]}, whose trainers take all logits, not the {loss} loss"
+        raise _not_there(stack, f"{what}: plan with --loss {ALL_LOGITS}")
     has = degrees if framework == FSDP2.name else ()
     wide = [
         axis for axis in DEGREES if axis != "dp" and axis not in has and getattr(layout, axis) > 1

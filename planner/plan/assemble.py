@@ -16,6 +16,7 @@ from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.hybrid_context import padding_multiple
 from meshwright.costmodel.layout import AXES, ROUNDING, Layout, Recompute
 from meshwright.costmodel.lengths import DEALT, UNPACKED, PackedLengths
+from meshwright.costmodel.losses import ALL_LOGITS
 from meshwright.costmodel.measured_settings import optimum_band
 from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import (
@@ -28,6 +29,7 @@ from meshwright.costmodel.step_time import StepTime
 from meshwright.costmodel.workload import Execution, Workload, has_wide_heads
 from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named
+from meshwright.frameworks.fsdp2 import ASKED_OF_TRL, TRL_HEAD, TRL_LOSS
 from meshwright.frameworks.record import Setting, TokenDispatcher, layer_needs
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, order_name, ranks_on
@@ -260,6 +262,11 @@ def training_warnings(request: PlanRequest) -> Iterator[str]:
         f"no measured run with stated settings stands behind {request.kind}: its passes are those of "
         f"{setting.source}, every sequence with all {request.seq_len:,} tokens"
     )
+    if request.loss == TRL_LOSS:
+        yield (
+            f"its loss is that of trainers of {TRL_HEAD.installs}: {', '.join(ASKED_OF_TRL)} ask for older "
+            f"ones, which hold all logits; --loss {ALL_LOGITS} plans for them"
+        )
     if request.reference == "precomputed":
         yield (
             "the step leaves out what the reference scores before training: "

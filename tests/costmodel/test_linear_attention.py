@@ -13,9 +13,16 @@ from pydantic import ValidationError
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.constraints.registry import rules_of
 from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.feed_forward import linear
+from meshwright.costmodel.layer_context import Passes, streamed_passes_s
 from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.other_blocks import delta_rule_s, kda_rule_s, lightning_products_s
+from meshwright.costmodel.other_blocks import (
+    delta_rule_s,
+    kda_rule_s,
+    lightning_products_s,
+    linear_attention_block,
+)
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import make_context
@@ -23,7 +30,7 @@ from meshwright.costmodel.volumes import context_volumes, mean_rank_work
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import RECORDS, framework_named
-from meshwright.model_specs.adapters import AdapterSpec, counted_matrices, resolved
+from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, counted_matrices, resolved
 from meshwright.model_specs.blocks import LinearAttentionSpec, MlaSpec, SparseIndexerSpec
 from meshwright.model_specs.parameters import (
     attention_flops_per_token,
@@ -43,6 +50,14 @@ WIDE = LinearAttentionSpec(key_heads=16, value_heads=32, key_head_dim=128, value
 SQUARE = {"key_heads": 32, "value_heads": 32, "key_head_dim": 128, "value_head_dim": 128}
 KDA = LinearAttentionSpec.model_validate({"type": "kda", "gate_rank": 128, **SQUARE})
 LIGHTNING = LinearAttentionSpec.model_validate({"type": "lightning", **SQUARE})
+CONVOLUTION = LinearAttentionSpec(
+    type="short_conv",
+    key_heads=1,
+    value_heads=1,
+    key_head_dim=2304,
+    value_head_dim=2304,
+    conv_kernel=3,
+)
 
 
 def model(spec: LinearAttentionSpec = SPEC, every: int = 4, **changes: Any) -> ModelSpec:
@@ -259,7 +274,8 @@ def test_parameters_of_the_other_kinds_by_hand() -> None:
     assert linear_attention_parameters(other_model(KDA)) == kda
     lightning = 2304 * 3 * width + 2 * 2304 * width + width
     assert linear_attention_parameters(other_model(LIGHTNING)) == lightning
-    for spec in (KDA, LIGHTNING):
+    assert linear_attention_parameters(other_model(CONVOLUTION)) == 4 * 2304**2 + 3 * 2304
+    for spec in (KDA, LIGHTNING, CONVOLUTION):
         counted = other_model(spec, every=0)
         projections = sum(
             each.number * each.matrix.inputs * each.matrix.outputs
@@ -276,6 +292,8 @@ def test_model_flops_of_the_other_kinds() -> None:
     assert kda == 3 * 2 * (4 * 3 * width + 4 * width * 128) * 8
     lightning = attention_flops_per_token(other_model(LIGHTNING, every=0), 4096)
     assert lightning == 3 * 2 * 2 * width * 128 * 8
+    convolution = attention_flops_per_token(other_model(CONVOLUTION, every=0), 4096)
+    assert convolution == 3 * 2 * 3 * 2304 * 8
 
 
 def test_chunks_of_kimi_delta_attention_make_its_recurrence() -> None:
@@ -360,11 +378,44 @@ def test_memory_of_the_other_kinds_by_hand() -> None:
     # Before and behind SiLU, scores, states, decayed queries and keys, five of the output.
     scores, states = 2 * 32 * 256, 2 * 2 * width * 128 / 256
     lightning_kept = 2 * 2 * 3 * width + scores + states + 2 * 2 * width + 5 * 2 * width
-    for spec, kept in ((KDA, kda_kept), (LIGHTNING, lightning_kept)):
+    # Two gates and what they multiply, two of them from the convolution's sides, and the last input.
+    convolution_kept = 2 * 3 * 2304 + 3 * 2 * 2304
+    for spec, kept in (
+        (KDA, kda_kept),
+        (LIGHTNING, lightning_kept),
+        (CONVOLUTION, convolution_kept),
+    ):
         linear, _ = activation_bytes_per_layer(
             workload(other_model(spec, 0)), layout, experts=False
         )
         assert linear - full == pytest.approx(4096 * (kept - attention)), spec.type
+
+
+def test_a_short_convolution_takes_its_products_and_what_it_streams() -> None:
+    """Beside norm and residual: two gates (6 and 10 bytes), convolution (4 and 8) and copy (4 and 4)."""
+    work, layout = workload(other_model(CONVOLUTION, 0)), Layout(dp=8)
+    c = make_context(work, layout, nested_placement(work.cluster, layout))
+    block = linear_attention_block(c)
+    elements = 4096 * 2304
+    around_f, around_b = (around * elements for around in c.element_bytes.around)
+    streamed = streamed_passes_s(
+        c, Passes(around_f + (2 * 6 + 4 + 4) * elements, around_b + (2 * 10 + 8 + 4) * elements)
+    )
+    inputs, output = (
+        linear(c, c.tokens, np.float64(n), 2304, {name: n})
+        for name, n in (("in_proj", 3 * 2304), ("out_proj", 2304))
+    )
+    forward = inputs.forward + output.forward + streamed.forward
+    backward = inputs.backward + output.backward + streamed.backward
+    assert sum(block.forward.values()) == pytest.approx(forward)
+    assert sum(block.backward.values()) == pytest.approx(backward)
+
+
+def test_adapters_stand_beside_both_projections_of_a_short_convolution() -> None:
+    counted = other_model(CONVOLUTION, every=0)
+    asked = resolved(counted, AdapterSpec(rank=8, targets=("in_proj", "out_proj")), fused=False)
+    # 8 layers of rank 8: from the hidden width to three times it, and back from one.
+    assert adapter_counts(counted, asked).total == 8 * 8 * (2304 + 3 * 2304 + 2304 + 2304)
 
 
 def test_the_loop_over_blocks_costs_the_host_its_launches() -> None:
@@ -385,7 +436,7 @@ def test_the_loop_over_blocks_costs_the_host_its_launches() -> None:
 def test_frameworks_have_the_kinds_that_their_records_name() -> None:
     """Megatron has no module with either, torchtitan and DeepSpeed have no linear attention at all."""
     for record in RECORDS:
-        for spec in (WIDE, KDA, LIGHTNING):
+        for spec in (WIDE, KDA, LIGHTNING, CONVOLUTION):
             work = workload(other_model(spec) if spec is not WIDE else wide_model())
             names = [
                 rule.name
@@ -396,7 +447,8 @@ def test_frameworks_have_the_kinds_that_their_records_name() -> None:
             refusing = f"{record.name}-linear-{'attention' if has_none else 'kinds'}"
             known = spec.type in record.linear_attention
             assert names == ([] if known else [refusing]), (record.name, spec.type)
-    assert set(framework_named("fsdp2").linear_attention) == {"gated_delta_net", "kda", "lightning"}
+    kinds = {"gated_delta_net", "kda", "lightning", "short_conv"}
+    assert set(framework_named("fsdp2").linear_attention) == kinds
 
 
 @pytest.mark.parametrize("spec", [KDA, LIGHTNING])

@@ -132,6 +132,35 @@ PUBLISHED = {
     "minimax-text-01": 456_089_655_296,  # likewise
     "minimax-text-01-hf": 456_089_655_296,  # built; 456B in arXiv 2501.08313
     "trinity-mini-26b-a3b": 26_123_974_400,  # built; 26B on the model card
+    "apertus-8b": 8_053_338_176,  # built, and on the hub
+    "bloom-7b1": 7_069_016_064,  # built, and on the hub
+    "codegen-16b": 16_032_155_648,  # built; 16.1B in arXiv 2203.13474, table 1
+    "flexolmo-7x7b": 33_270_665_216,  # built; 33B on the model card
+    "glm-ocr": 373_359_616,  # built, language part
+    "gpt-j-6b": 6_050_882_784,  # built, and on the hub
+    "granite-4-vision": 6_738_415_616,  # built, language part
+    "granite-docling": 386_630_656,  # built, language part
+    "granite-moe-shared": 37_441_769_472,  # built
+    "granite-moe-swa": 37_039_117_312,  # built
+    "granite-swash-2b": 2_144_463_840,  # built
+    "helium-2b": 2_172_643_840,  # built
+    "hunyuan-vl": 7_667_982_336,  # built, language part
+    "hyperclovax": 6_738_677_760,  # built
+    "iquest-coder-40b": 39_794_283_520,  # built
+    "jais-2-8b": 8_090_401_280,  # built
+    "lfm2-1.2b": 1_170_340_608,  # built, and on the hub
+    "lfm2-8b-a1b": 8_339_930_560,  # built; 8.3B on the model card
+    "mellum2-12b-a2.5b": 12_149_923_072,  # built; 12B in its name
+    "minicpm3-4b": 4_073_875_968,  # built; 4B on the model card
+    "ministral-8b": 8_019_808_256,  # built, and on the hub
+    "nanochat-d32": 1_879_048_192,  # built; 1.9B on the model card
+    "olmo-7b": 6_888_095_744,  # built; 6.9B on the model card
+    "olmo-hybrid-7b": 7_430_870_688,  # built
+    "qwen2.5-omni-7b": 7_615_616_512,  # built, language part; as qwen2.5-7b
+    "qwen3-omni-30b-a3b": 30_532_646_912,  # built, language part; qwen3-30b-a3b with 128 words more
+    "starcoder-15.5b": 15_517_456_384,  # built; 15.5B in arXiv 2305.06161
+    "vaultgemma": 2_614_222_080,  # built
+    "youtu-llm-2b": 1_961_560_064,  # built; 1.96B on the model card
 }
 
 # Parameters of language model and image encoder together, as transformers 5.23 builds them.
@@ -172,6 +201,8 @@ def test_every_fixture_is_checked_and_every_family_has_one() -> None:
     # Wrappers have the names of their families, and older files of Qwen's no text part.
     assert read_types >= set(FAMILIES) - {"qwen2_vl_text", "qwen2_5_vl_text"}
     wrappers = {"glm4v", "glm4v_moe", "mllama", "qwen3_vl", "qwen3_vl_moe"}
+    wrappers |= {"glm_ocr", "granite4_vision", "granite_docling", "hunyuan_vl"}
+    wrappers |= {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
     assert read_types - set(FAMILIES) <= wrappers
 
 
@@ -477,6 +508,153 @@ def test_qwen_next_has_linear_attention_in_three_layers_of_four() -> None:
         read(data | {"linear_num_value_heads": 40})
 
 
+def test_heads_of_qwen_with_experts_are_as_wide_as_the_hidden_width_leaves() -> None:
+    """configuration_qwen3_moe.py, unlike configuration_qwen3.py; 128 was taken for both."""
+    experts, dense = config("qwen3-30b-a3b"), config("qwen3-8b")
+    for data in (experts, dense):
+        del data["head_dim"]
+    assert (read(experts).qk_head_dim, read(dense).qk_head_dim) == (2048 // 32, 128)
+
+
+def test_ministral_has_windows_where_its_file_lists_them() -> None:
+    data = config("ministral-8b")
+    assert (read(data).attention_order, read(data).sliding_window) == ("FWWW" * 9, 32_768)
+    del data["layer_types"]
+    assert read(data).full_attention_every == 0
+    assert read(data | {"sliding_window": None}).sliding_window is None
+
+
+def test_norms_without_weights() -> None:
+    """OLMo's first generation and nanochat: matrices and token table alone."""
+    layer = 4 * 4096 * 4096 + 3 * 4096 * 11_008
+    assert parameter_count(read(config("olmo-7b"))) == 2 * 50_304 * 4096 + 32 * layer
+    clipped = read(config("olmo-7b") | {"clip_qkv": 8.0})
+    assert clipped.left_out == ("clip_qkv 8.0",)
+    small = read(config("nanochat-d32"))
+    assert (small.qk_norm, small.qk_norm_weights, small.embedding_norm) == (True, False, True)
+    layer = 4 * 2048 * 2048 + 2 * 2048 * 8192
+    assert parameter_count(small) == 2 * 65_536 * 2048 + 32 * layer
+
+
+def test_apertus_has_two_numbers_of_its_activation_in_each_layer() -> None:
+    model = read(config("apertus-8b"))
+    assert (model.activation, model.gated, model.qk_norm) == ("xielu", False, True)
+    plain = read(config("apertus-8b") | {"hidden_act": "relu2"})
+    assert parameter_count(model) == parameter_count(plain) + 2 * 32
+    silent = config("apertus-8b")
+    del silent["rope_parameters"]
+    assert read(silent).rope == model.rope
+    assert model.rope.scaling is not None
+    assert (model.rope.base, model.rope.scaling.type) == (12e6, "llama3")
+
+
+def test_layers_of_granite_turn_by_the_base_of_their_kind() -> None:
+    data = config("granite-swash-2b")
+    assert (read(data).attention_sinks, read(data).attention_order) == (True, "FWWW" * 6)
+
+    def by_kind(full: float, windowed: float) -> dict[str, Any]:
+        return data | {"layer_rope_theta": [full, windowed, windowed, windowed] * 6}
+
+    own = read(by_kind(5e5, 1e4))
+    assert (own.rope.base, own.rope.windowed_base, own.position) == (5e5, 1e4, "rope")
+    in_windows = read(by_kind(0, 1e4))
+    assert (in_windows.rope.base, in_windows.rope_in_windows_alone) == (1e4, True)
+    assert read(by_kind(0, 0)).position == "none"
+    for wrong in (by_kind(1e4, 0), data | {"layer_rope_theta": list(range(24))}):
+        with pytest.raises(InputError, match="layer_rope_theta: "):
+            read(wrong)
+    del data["layer_types"], data["layer_rope_theta"]
+    assert read(data).attention_order == "FWWW" * 6
+    shared = read(config("granite-moe-shared"))
+    assert shared.moe is not None
+    assert shared.moe.shared_width == 1024
+    without = read(config("granite-moe-shared") | {"shared_intermediate_size": 0})
+    assert without.moe is not None
+    assert without.moe.shared_width == 0
+
+
+def test_mellum_lists_its_windows_and_dense_layers() -> None:
+    """Two windows of 1,024 and two dense layers, rotary embeddings by kind of layer."""
+    data = config("mellum2-12b-a2.5b")
+    full, windowed = ["full_attention"], ["sliding_attention"]
+    data |= {
+        "layer_types": windowed * 2 + full * 26,
+        "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 26,
+    }
+    model = read(data)
+    assert (model.attention_order, model.dense_layers) == ("WW" + "F" * 26, 2)
+    assert (model.rope.base, model.rope.windowed_base) == (5e5, 1e4)
+    dense = read(data | {"mlp_layer_types": ["dense"] * 28})
+    assert dense.moe is None
+
+
+def test_the_language_model_inside_the_thinker_of_an_omni_model() -> None:
+    for name in ("qwen2.5-omni-7b", "qwen3-omni-30b-a3b"):
+        thinker = config(name)
+        wrapper = {
+            "model_type": thinker["model_type"].removesuffix("_thinker"),
+            "thinker_config": thinker,
+            "talker_config": {},
+        }
+        model = read(wrapper)
+        assert model.source == "config.json, thinker_config.text_config alone"
+        assert parameter_count(model) == PUBLISHED[name]
+    untyped = config("qwen3-omni-30b-a3b")
+    del untyped["text_config"]["model_type"]
+    assert read(untyped).moe is not None
+
+
+def test_short_convolutions_of_lfm2() -> None:
+    """Of a layer with one: four times the square of the hidden width, and three numbers of a channel."""
+    model = read(config("lfm2-1.2b"))
+    linear = model.linear_attention
+    assert linear is not None
+    assert (linear.type, linear.projected_width, linear.convolved_width) == (
+        "short_conv", 3 * 2048, 2048,
+    )  # fmt: skip
+    assert model.attention_order == "LLFLLFLLFLFLFLFL"
+    # Two thirds of 12,288.
+    assert (model.ffn_hidden, model.qk_norm, model.tied_embeddings) == (8192, True, True)
+    convolution, attention = 4 * 2048**2 + 3 * 2048, 2 * 2048**2 + 2 * 2048 * 512 + 2 * 64
+    layers = 10 * convolution + 6 * attention + 16 * (3 * 2048 * 8192 + 2 * 2048)
+    assert parameter_count(model) == 65_536 * 2048 + layers + 2048
+    older = config("lfm2-1.2b") | {"tie_embedding": False, "block_ff_dim": 9000}
+    del older["layer_types"], older["tie_word_embeddings"]
+    again = read(older)
+    assert (again.attention_order, again.tied_embeddings) == (model.attention_order, False)
+    # 6,000 rounded up to a multiple of 256.
+    assert again.ffn_hidden == 6144
+    assert read(older | {"block_auto_adjust_ff_dim": False}).ffn_hidden == 9000
+    assert read(older | {"full_attn_idxs": list(range(16))}).linear_attention is None
+    with pytest.raises(InputError, match="conv_bias: biases of short convolutions"):
+        read(older | {"conv_bias": True})
+    experts = read(config("lfm2-8b-a1b"))
+    assert experts.moe is not None
+    assert (experts.dense_layers, experts.linear_layers, experts.moe.router_bias) == (2, 18, True)
+    # Model card: 1.5B activated.
+    assert active_parameter_count(experts) == pytest.approx(1.5e9, rel=0.04)
+    assert read(config("lfm2-8b-a1b") | {"num_dense_layers": 24}).moe is None
+
+
+def test_names_that_newer_transformers_write_for_exaone_and_bloom() -> None:
+    """transformers 5.24 saves EXAONE 3 as a Llama names its fields; older files of BLOOM say n_embed."""
+    names = {
+        "num_layers": "num_hidden_layers",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "activation_function": "hidden_act",
+    }
+    assert read(renamed(config("exaone-3.5-7.8b"), names)) == read(config("exaone-3.5-7.8b"))
+    bloom = config("bloom-7b1")
+    older = renamed(bloom, {"hidden_size": "n_embed", "n_head": "num_attention_heads"})
+    assert read(older) == read(bloom)
+    starcoder = read(config("starcoder-15.5b"))
+    assert (starcoder.kv_heads, starcoder.position) == (1, "learned")
+    assert read(config("starcoder-15.5b") | {"multi_query": False}).kv_heads == 48
+    # 64 of 256 and of 96 elements of a head turn.
+    assert read(config("gpt-j-6b")).rope.fraction == pytest.approx(64 / 256)
+    assert read(config("codegen-16b")).rope.fraction == pytest.approx(64 / 256)
+
+
 def test_cohere_has_one_norm_without_shift_for_both_blocks() -> None:
     """Of a layer: four matrices of attention, three of the feed-forward, 4,096 scales."""
     model = read(config("command-r7b"))
@@ -711,6 +889,18 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
             "swa_num_key_value_heads: layers whose attention differs in heads or widths",
         ),
         (
+            {"model_type": "mimo_v2_flash", "attention_value_scale": 0.707, "v_head_dim": 128},
+            "attention_value_scale: values of another width than keys",
+        ),
+        (
+            {"model_type": "step3p5", "attention_other_setting": {"num_attention_heads": 96}},
+            "attention_other_setting: layers whose attention differs in heads or widths",
+        ),
+        (
+            {"model_type": "laguna", "num_attention_heads_per_layer": [48, 64]},
+            "num_attention_heads_per_layer: layers whose attention differs in heads or widths",
+        ),
+        (
             {"model_type": "deepseek_v4", "compress_ratios": [0, 4, 128], "index_topk": 512},
             "compress_ratios: attention to compressed keys and values",
         ),
@@ -728,7 +918,7 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
         ),
         ({"model_type": "glm5_next_text", "hc_mult": 4}, "hc_mult: residuals in several streams"),
         (
-            {"model_type": "lfm2", "conv_L_cache": 3},
+            {"model_type": "lfm3", "conv_L_cache": 7},
             "conv_L_cache: layers with a short convolution",
         ),
         (
@@ -739,7 +929,7 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
             {"model_type": "kimi_k3", "linear_attn_config": {"num_heads": 96}},
             "linear_attn_config: layers with linear attention",
         ),
-        ({"model_type": "olmo_hybrid", "linear_num_value_heads": 32}, "heads: .*linear attention"),
+        ({"model_type": "lara_mini", "linear_num_value_heads": 32}, "heads: .*linear attention"),
         ({"model_type": "deepseek_v4", "index_topk": 512}, "index_topk: .*an indexer chooses"),
         ({"model_type": "vit", "image_size": 224}, "image_size: vision towers"),
         ({"model_type": "other_vl", "vision_config": {}}, "vision_config: vision towers"),
