@@ -493,11 +493,8 @@ def _standing_at(cluster: ClusterSpec, places: NDArray[np.int64]) -> AllocatedBl
     gpus = len(places)
     levels = fabric_levels(cluster, gpus)
     blocks = blocks_of(cluster, gpus, places)
-    positions = np.arange(gpus, dtype=np.int64)
-    even = all(
-        _one_to_one(positions // size, row)
-        for size, row in zip(levels.blocks.tolist(), blocks, strict=True)
-    )
+    sizes = levels.blocks.tolist()
+    even = all(_one_to_one(size, row) for size, row in zip(sizes, blocks, strict=True))
     return AllocatedBlocks(places=places, blocks=blocks, even=even)
 
 
@@ -523,10 +520,11 @@ def blocks_of(cluster: ClusterSpec, gpus: int, places: NDArray[np.int64]) -> NDA
     return np.stack([*rows, np.zeros(len(places), dtype=np.int64)])
 
 
-def _one_to_one(parts: NDArray[np.int64], blocks: NDArray[np.int64]) -> bool:
-    """Whether every part of an allocation is in one block that holds no other part."""
-    pairs = len(np.unique(parts * (int(blocks.max()) + 1) + blocks))
-    return pairs == len(np.unique(parts)) == len(np.unique(blocks))
+def _one_to_one(size: int, blocks: NDArray[np.int64]) -> bool:
+    """Whether every part of so many GPUs of an allocation is in one block that holds no other part."""
+    of_parts = blocks[::size]
+    is_in_one = np.array_equal(np.repeat(of_parts, size)[: len(blocks)], blocks)
+    return is_in_one and len(np.unique(of_parts)) == len(of_parts)
 
 
 def _blocks_at(cluster: ClusterSpec, level: str, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ its node.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from meshwright.costmodel.layout import Layout, Placement
 
 Place = tuple[int, int]
 """(node, local GPU), both from 0."""
-Block = tuple[str, ...] | int
 IntArray = NDArray[np.int64]
 
 
@@ -47,11 +46,10 @@ def recounted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Pl
         Arrays of shape [levels of `fabric_levels`], at least 1.
     """
     names = fabric_levels(cluster, len(ranks)).names
+    node, gpu = np.array(ranks, dtype=np.int64).T
     members: dict[str, list[int]] = defaultdict(list)
     for level in names:
-        block_of = _block_of(cluster, level, outermost=level == names[-1])
-        numbers: dict[Block, int] = {}
-        blocks = np.array([numbers.setdefault(block_of(*at), len(numbers)) for at in ranks])
+        blocks = _blocks(cluster, level, node, gpu, outermost=level == names[-1])
         for axis, count in _members(layout, blocks):
             inside = members[axis]
             inside.append(max(count, *inside[-1:], 1))
@@ -79,31 +77,32 @@ def blocks_left(cluster: ClusterSpec, ranks: Sequence[Place]) -> Iterator[str]:
     names = [entry.name for entry in cluster.levels]
     first = names.index(outermost) if outermost in names else 0
     inside_node = outermost not in names and outermost != "fabric"
+    node, gpu = np.array(ranks, dtype=np.int64).T
     for level in [*([outermost] if inside_node else []), *names[first:-1]]:
-        block_of = _block_of(cluster, level, outermost=False)
-        touched = len({block_of(*at) for at in ranks})
+        touched = len(np.unique(_blocks(cluster, level, node, gpu, outermost=False)))
         if touched > 1:
             yield (
                 f"the ranks are in {touched} blocks of {level}, the price assumes that one holds them all"
             )
 
 
-def _block_of(cluster: ClusterSpec, level: str, outermost: bool) -> Callable[[int, int], Block]:
-    """The block of a level that (node, local GPU) is in."""
+def _blocks(
+    cluster: ClusterSpec, level: str, node: IntArray, gpu: IntArray, *, outermost: bool
+) -> IntArray:
+    """The number of the block of a level that every rank, on a local GPU of a node, is in, [ranks]."""
     per_node, switches = cluster.gpus_per_node, [entry.name for entry in cluster.levels]
     leaf = first_outside_a_leaf(cluster) - 1
     depth = switches.index(level) if level in switches else -1
     if outermost or (depth < 0 and level == "fabric"):
-        return lambda node, gpu: 0
-    labelled = any(node.leaf is not None for node in cluster.nodes)
-    if labelled and depth == leaf and (depth >= 0 or cluster.nvlink_domain > per_node):
-        return lambda node, gpu: (cluster.nodes[node].pod or "", cluster.nodes[node].leaf or "")
-    if labelled and depth == leaf + 1:
-        return lambda node, gpu: (cluster.nodes[node].pod or "",)
+        return np.zeros_like(node)
+    labelled = any(each.leaf is not None for each in cluster.nodes)
+    in_leaves = depth == leaf and (depth >= 0 or cluster.nvlink_domain > per_node)
+    if labelled and (in_leaves or depth == leaf + 1):
+        labels = [(each.pod or "", (in_leaves and each.leaf) or "") for each in cluster.nodes]
+        numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+        return np.array([numbers[label] for label in labels], dtype=np.int64)[node]
     size = cluster.nvlink_domain if depth < 0 else cluster.levels[depth].gpus
-    if level == "node":
-        size = per_node
-    return lambda node, gpu: (node * per_node + gpu) // size
+    return (node * per_node + gpu) // (per_node if level == "node" else size)
 
 
 def _members(layout: Layout, blocks: IntArray) -> Iterator[tuple[str, int]]:
@@ -125,11 +124,16 @@ def _members(layout: Layout, blocks: IntArray) -> Iterator[tuple[str, int]]:
 
 def _inside(groups: IntArray) -> tuple[IntArray, IntArray]:
     """(block, members of a group in it) of every group and each block that it touches, both [entries]."""
-    groups_count, size = groups.shape
-    which = np.repeat(np.arange(groups_count), size)
-    blocks = int(groups.max()) + 1
-    keys, members = np.unique(which * blocks + groups.ravel(), return_counts=True)
-    return keys % blocks, members
+    in_order = np.sort(groups, axis=1)
+    starts = _starts(in_order)
+    return in_order.ravel()[starts], np.diff(starts, append=groups.size)
+
+
+def _starts(in_order: IntArray) -> IntArray:
+    """Where each run of equal blocks begins in groups [groups, size] whose blocks rise, [runs]."""
+    is_start = np.ones(in_order.shape, dtype=np.bool_)
+    is_start[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    return np.flatnonzero(is_start.ravel())
 
 
 def _ring(groups: IntArray) -> int:
@@ -147,10 +151,8 @@ def _ring(groups: IntArray) -> int:
 
 def _exchange(groups: IntArray) -> int:
     """Of groups [groups, size]: members in the block of the rank with the fewest of its group beside it."""
-    in_order = np.sort(groups, axis=1)
-    starts = np.ones(groups.shape, dtype=np.bool_)
-    starts[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
-    return int(np.diff(np.flatnonzero(starts.ravel()), append=groups.size).min())
+    starts = _starts(np.sort(groups, axis=1))
+    return int(np.diff(starts, append=groups.size).min())
 
 
 def _pipeline(groups: IntArray) -> int:

@@ -48,7 +48,7 @@ from meshwright.planner.plan.assemble import (
     cut_binding,
     mapping_of_layout,
     memory_risk_document,
-    predict,
+    predicted_use,
     warnings,
 )
 from meshwright.planner.plan.document import Plan, SolverReport, digest_of
@@ -110,7 +110,7 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     priced = priced_of(plan)
     execution = priced.execution.of_layout(priced.layout)
     workload = execution.applied(request.workload().on(int(priced.layout.gpus)))
-    predicted = predict(workload, priced)
+    predicted, use = predicted_use(workload, priced)
     yield from _differences(
         "layout",
         plan.layout.model_dump(),
@@ -134,7 +134,7 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
             stated_figure = getattr(plan.memory_risk, name)
             yield from _differences(f"memory_risk.{name}", stated_figure, getattr(expected, name))
     yield from _idle_faults(request, plan, priced)
-    reasons = [*bindings(request, workload, priced, predicted), *cut_binding(workload, priced)]
+    reasons = [*bindings(request, workload, priced, predicted), *cut_binding(use)]
     yield from _differences(
         "binding",
         [binding.model_dump() for binding in plan.binding],

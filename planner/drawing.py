@@ -19,10 +19,10 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import groupby
 from math import ceil, floor, log, log2, log10
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape, quoteattr
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,7 +182,7 @@ class Drawing:
         """The whole file."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(self.width)} {_n(height)}" '
-            f'width="{_n(self.width)}" height="{_n(height)}" font-family={quoteattr(FONT)} role="img">'
+            f'width="{_n(self.width)}" height="{_n(height)}" font-family="{FONT}" role="img">'
         )
         body = "\n".join(self.parts)
         paper = f'<rect width="{_n(self.width)}" height="{_n(height)}" fill="#ffffff"/>'
@@ -215,7 +215,7 @@ def _n(number: float) -> str:
 def _text(words: str) -> str:
     """Escaped, and without the control characters that XML cannot hold."""
     printable = [letter if letter.isprintable() else " " for letter in words]
-    return escape("".join(printable))
+    return escape("".join(printable), quote=False)
 
 
 LEFT, TOP, WIDTH, HEIGHT = 80.0, 50.0, 640.0, 380.0

@@ -21,14 +21,15 @@ from meshwright.constraints.fabric import NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
+from meshwright.costmodel.estimate import Stages, stage_memory_gib
 from meshwright.costmodel.layout import ROUNDING, Layout, Recompute
 from meshwright.costmodel.mixed import hosts_short_gib, mixed_memory_gib, mixed_step
-from meshwright.costmodel.placement import level_factors, placement_on
+from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
+from meshwright.costmodel.step_time import exact_step
 from meshwright.costmodel.workload import Execution, Workload, with_needed_syncs
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
-from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds
+from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, PlacedLayout
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
 from meshwright.planner.bounds.mappings import Matrices, divides_into, matrices
 from meshwright.planner.mapping.counted import seconds_in_best_order
@@ -129,10 +130,10 @@ def neighbours(plan: Plan) -> list[Neighbour]:
     if plan.layout is None or plan.predicted is None:
         return []
     workload, layout = workload_of_plan(plan), layout_from_document(plan.layout)
-    space = PrintedSpace.of_plan(plan)
+    space, near = PrintedSpace.of_plan(plan), _Near(workload, plan.layout)
     priced = [
         replace(
-            _neighbour(workload, change, changed, plan),
+            _neighbour(near, change, changed, plan),
             outside=space.outside(layout_document(changed, ((0,),))),
         )
         for change, changed in layout_changes(layout, workload)
@@ -262,9 +263,9 @@ class NearPrice:
     """The first rule that is broken, in words."""
 
 
-def _neighbour(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neighbour:
+def _neighbour(near: _Near, change: str, layout: Layout, plan: Plan) -> Neighbour:
     assert plan.layout is not None
-    price = price_split_best(workload, layout, plan.layout)
+    price = near.best_split(layout)
     return Neighbour(
         change=change,
         step_time_s=price.step_time_s,
@@ -274,28 +275,111 @@ def _neighbour(workload: Workload, change: str, layout: Layout, plan: Plan) -> N
     )
 
 
-def price_near(workload: Workload, layout: Layout, planned: LayoutDoc) -> NearPrice:
-    """A layout's price and memory, its layers split evenly or as the plan splits them, whichever is faster.
+class _UnderMappings:
+    """A layout under every mapping of its fabric: what its layers take there is worked out once for all
+    splits of them.
+    """
+
+    def __init__(self, workload: Workload, layout: Layout) -> None:
+        self.workload, self.layout = workload.on(int(layout.gpus)), layout
+
+    @cached_property
+    def table(self) -> Matrices:
+        """The mappings."""
+        sizes = level_factors(self.workload.cluster, self.workload.gpus).tolist()
+        return matrices(self.layout, sizes, inside=("tp",))
+
+    @cached_property
+    def pricing(self) -> LayoutPricing:
+        """Of the layout."""
+        return LayoutPricing(self.workload, self.layout)
+
+    @cached_property
+    def placed(self) -> PlacedLayout:
+        """Under each of the mappings, of which there is one at least."""
+        return self.pricing.under(self.table)
+
+    def price(self, stages: Stages, recomputed_layers: int | None = None) -> NearPrice:
+        """The layout's price under a split of its layers, perhaps with other ones of them recomputed."""
+        layout = self.layout
+        if recomputed_layers is not None:
+            layout = replace(layout, recompute_layers=recomputed_layers)
+        memory_gib = tuple(float(gib) for gib in stage_memory_gib(self.workload, layout, stages))
+        broken = _broken(self.workload, layout, stages, memory_gib)
+        step_time_s = None
+        if broken is None:
+            step_time_s, broken = self._best_mapping_s(layout, stages)
+        return NearPrice(step_time_s=step_time_s, memory_gib=max(memory_gib), broken=broken)
+
+    def _best_mapping_s(self, layout: Layout, stages: Stages) -> tuple[float | None, str | None]:
+        """Seconds under the best mapping, or why there is none."""
+        if is_irregular(self.workload.cluster):
+            step_time_s = seconds_in_best_order(self.workload, layout, stages)
+            return step_time_s, None if step_time_s else "its groups do not fit the free nodes"
+        if not len(self.table["tp"]):
+            return None, f"tp {layout.tp} does not fit into the innermost level of the fabric"
+        placed = self.placed.recomputing(int(layout.recompute_layers))
+        return float(np.min(exact_step(placed.context, stages, placed.times).seconds)), None
+
+
+class _Near:
+    """Prices of layouts near a plan; each is priced once.
 
     Parameters
     ----------
     workload
-        What is trained; the layout's GPUs are the first of its cluster.
-    layout
-        One layout, in plain numbers.
+        What is trained; a layout's GPUs are the first of its cluster.
     planned
-        The plan's: its split is tried where the layout has its ranks, virtual stages and schedule.
+        The plan's layout: its split is tried where a layout has its ranks, virtual stages and schedule.
     """
-    even = suiting_stages(workload, layout)
-    if even is None:
-        chunks = int(layout.pp) * int(layout.vpp)
-        words = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"
-        return NearPrice(broken=words)
-    splits, plans_own = {even}, layout_from_document(planned)
-    if _shape(layout) == _shape(plans_own):
-        splits.add(tuple(map(tuple, planned.stages)))
-    prices = [_price_split(workload, layout, stages) for stages in sorted(splits)]
-    return min(prices, key=_seconds_then_gib)
+
+    def __init__(self, workload: Workload, planned: LayoutDoc) -> None:
+        self._workload, self._planned = workload, planned
+        self._known: dict[tuple[int, ...], tuple[NearPrice, _UnderMappings | None]] = {}
+
+    def price(self, layout: Layout) -> NearPrice:
+        """A layout's price and memory, its layers split evenly or as the plan splits them, whichever is
+        faster.
+        """
+        return self._priced(layout)[0]
+
+    def _priced(self, layout: Layout) -> tuple[NearPrice, _UnderMappings | None]:
+        """The same with the layout's mappings; without them where its layers cannot be split."""
+        key = _key(layout)
+        if key not in self._known:
+            self._known[key] = self._of(layout)
+        return self._known[key]
+
+    def _of(self, layout: Layout) -> tuple[NearPrice, _UnderMappings | None]:
+        even = suiting_stages(self._workload, layout)
+        if even is None:
+            chunks = int(layout.pp) * int(layout.vpp)
+            layers = self._workload.model.layers
+            words = f"pp x vpp = {chunks} virtual stages for {layers} layers"
+            return NearPrice(broken=words), None
+        splits, plans_own = {even}, layout_from_document(self._planned)
+        if _shape(layout) == _shape(plans_own):
+            splits.add(tuple(map(tuple, self._planned.stages)))
+        mapped = _UnderMappings(self._workload, layout)
+        return min(map(mapped.price, sorted(splits)), key=_seconds_then_gib), mapped
+
+    def best_split(self, layout: Layout, cutoff_s: float = inf) -> NearPrice:
+        """A layout's price and memory under the best split of its layers, as the search prices it.
+
+        On irregular allocations the price is that of `price`, and so it is where no split takes less than
+        `cutoff_s`.
+        """
+        near, mapped = self._priced(layout)
+        forbidden = near.broken is not None and not near.broken.startswith(HbmCapacity.name)
+        one_rank = int(layout.pp) == 1 or is_irregular(self._workload.cluster)
+        if mapped is None or forbidden or one_rank or not len(mapped.table["tp"]):
+            return near
+        bounds = MappingBounds(matrices=mapped.table, bound_s=np.zeros(len(mapped.table["tp"])))
+        worth_finding_s = min(near.step_time_s or inf, cutoff_s)
+        priced = mapped.pricing.best(bounds, mapped.placed, worth_finding_s)
+        if priced is None:
+            return near
+        return mapped.price(priced.stages, int(priced.layout.recompute_layers))
 
 
 def _shape(layout: Layout) -> tuple[int, int, int]:
@@ -307,59 +391,6 @@ def _seconds_then_gib(price: NearPrice) -> tuple[float, float]:
     """The fastest comes first; of those that a rule forbids the one that needs least."""
     seconds, gib = price.step_time_s, price.memory_gib
     return (inf if seconds is None else seconds, inf if gib is None else gib)
-
-
-def price_split_best(
-    workload: Workload, layout: Layout, planned: LayoutDoc, cutoff_s: float = inf
-) -> NearPrice:
-    """A layout's price and memory under the best split of its layers, as the search prices it.
-
-    The first parameters are those of `price_near`. On irregular allocations the price is that of
-    `price_near`, and so it is where no split takes less than `cutoff_s`.
-    """
-    near = price_near(workload, layout, planned)
-    forbidden = near.broken is not None and not near.broken.startswith(HbmCapacity.name)
-    if int(layout.pp) == 1 or forbidden or is_irregular(workload.cluster):
-        return near
-    workload = workload.on(int(layout.gpus))
-    table = _mappings_of(workload, layout)
-    if not len(table["tp"]):
-        return near
-    pricing, every = LayoutPricing(workload, layout), np.zeros(len(table["tp"]))
-    bounds = MappingBounds(matrices=table, bound_s=every)
-    worth_finding_s = min(near.step_time_s or inf, cutoff_s)
-    priced = pricing.best(bounds, pricing.under(table), worth_finding_s)
-    return near if priced is None else _price_split(workload, priced.layout, priced.stages)
-
-
-def _price_split(workload: Workload, layout: Layout, stages: Stages) -> NearPrice:
-    workload = workload.on(int(layout.gpus))
-    memory_gib = tuple(float(gib) for gib in stage_memory_gib(workload, layout, stages))
-    broken = _broken(workload, layout, stages, memory_gib)
-    step_time_s = None
-    if broken is None:
-        step_time_s, broken = _best_mapping_s(workload, layout, stages)
-    return NearPrice(step_time_s=step_time_s, memory_gib=max(memory_gib), broken=broken)
-
-
-def _mappings_of(workload: Workload, layout: Layout) -> Matrices:
-    sizes = level_factors(workload.cluster, workload.gpus).tolist()
-    return matrices(layout, sizes, inside=("tp",))
-
-
-def _best_mapping_s(
-    workload: Workload, layout: Layout, stages: Stages
-) -> tuple[float | None, str | None]:
-    """Seconds under the best mapping, or why there is none."""
-    if is_irregular(workload.cluster):
-        step_time_s = seconds_in_best_order(workload, layout, stages)
-        return step_time_s, None if step_time_s else "its groups do not fit the free nodes"
-    table = _mappings_of(workload, layout)
-    if not len(table["tp"]):
-        return None, f"tp {layout.tp} does not fit into the innermost level of the fabric"
-    placement = placement_on(workload.cluster, layout, table)
-    priced = estimate_layout(workload, layout, placement, stages)
-    return float(np.min(priced.step_time_s)), None
 
 
 def _settings_of(layout: Layout, before: Layout) -> dict[str, int | str]:
@@ -432,8 +463,11 @@ def near_optimal(
     list of NearLayout
         Fastest first; empty where the plan has no layout.
     """
+    if plan.layout is None or plan.predicted is None:
+        return []
     near, least_gib = [], inf
-    for seconds, memory_gib, layout, is_plan in _walk(plan, most_priced, slowest, kept):
+    prices = _Near(workload_of_plan(plan), plan.layout)
+    for seconds, memory_gib, layout, is_plan in _walk(plan, prices, most_priced, slowest, kept):
         near.append(
             NearLayout(
                 layout=layout_document(layout, ((0,),)),
@@ -448,11 +482,11 @@ def near_optimal(
 
 
 def _walk(
-    plan: Plan, most_priced: int, slowest: float, kept: Collection[str]
+    plan: Plan, prices: _Near, most_priced: int, slowest: float, kept: Collection[str]
 ) -> list[tuple[float, float, Layout, bool]]:
     """(seconds, GiB of the fullest GPU, layout, whether it is the plan) of `near_optimal`, fastest first."""
-    if plan.layout is None or plan.predicted is None:
-        return []
+    assert plan.layout is not None
+    assert plan.predicted is not None
     workload, space = workload_of_plan(plan), PrintedSpace.of_plan(plan)
     start, start_s = layout_from_document(plan.layout), plan.predicted.step_time_s
     priced = [(start_s, max(plan.predicted.memory_gib), start, True)]
@@ -466,7 +500,7 @@ def _walk(
             seen.add(_key(changed))
             if space.outside(layout_document(changed, ((0,),))) is not None:
                 continue
-            price = price_near(workload, changed, plan.layout)
+            price = prices.price(changed)
             seconds, memory_gib = price.step_time_s, price.memory_gib
             if seconds is not None and memory_gib is not None and seconds <= start_s * slowest:
                 heappush(waiting, (seconds, len(seen), changed))
@@ -543,15 +577,15 @@ def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
         if choice.step_time_s_without is not None:
             words = f"without {choice.choice} {_word(choice.choice, choice.value)}"
             note(words, choice.step_time_s_without, "proven" if choice.proven else "found")
-    workload = workload_of_plan(plan)
-    near = _walk(plan, _MOST_PRICED, _SLOWEST, _FINE)
+    prices = _Near(workload_of_plan(plan), plan.layout)
+    near = _walk(plan, prices, _MOST_PRICED, _SLOWEST, _FINE)
     for _, _, layout, is_plan in near[: 1 + _SPLIT_BEST]:
         if is_plan:
             continue
         # A slower one than those listed is left out, whatever it takes.
         listed = sorted(rival.step_time_s for rival in known)[:most]
         cutoff_s = listed[-1] * (1 + ROUNDING) if len(listed) == most > 0 else inf
-        price = price_split_best(workload, layout, plan.layout, cutoff_s)
+        price = prices.best_split(layout, cutoff_s)
         if price.step_time_s is not None:
             words = _differences(plan, layout_document(layout, ((0,),)).model_dump())
             note(words, price.step_time_s, "priced")

@@ -219,6 +219,7 @@ def default_stages(
     return balanced_stages(layers, pp, vpp)
 
 
+@lru_cache(maxsize=256)
 def level_splits(
     layers: int, pp: int, vpp: int, *, empty_ends: bool = False
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:

@@ -568,11 +568,16 @@ def _hops(flow: AxisFlow) -> list[tuple[int, int, float]]:
 
 def _members_beside(flow: AxisFlow, *of: IntArray) -> IntArray:
     """For every member, how many of its group share its block (of several kinds at once); groups' shape."""
-    key = np.repeat(np.arange(len(flow.groups)), flow.members)
+    key = np.zeros(flow.groups.shape, dtype=np.int64)
     for blocks in of:
-        key = key * (int(blocks.max()) + 1) + blocks[flow.groups].ravel()
-    _, back, counts = np.unique(key, return_inverse=True, return_counts=True)
-    return np.asarray(counts[back.reshape(-1)], dtype=np.int64).reshape(flow.groups.shape)
+        key = key * (int(blocks.max()) + 1) + blocks[flow.groups]
+    order = np.argsort(key, axis=1)
+    in_order = np.take_along_axis(key, order, axis=1)
+    begins = np.diff(in_order, axis=1, prepend=-1) != 0
+    counts = np.diff(np.flatnonzero(begins), append=key.size)
+    beside = np.empty_like(key)
+    np.put_along_axis(beside, order, np.repeat(counts, counts).reshape(key.shape), axis=1)
+    return beside
 
 
 def _on_other_rails(flow: AxisFlow, positions: RankPositions, level: LevelPositions) -> IntArray:
@@ -857,20 +862,6 @@ def broken_cuts(cuts: Sequence[CutUse]) -> list[str]:
 
 
 # The one table of what is sent across the levels of the fabric, added up rank by rank.
-
-
-def traffic_of_ranks(
-    workload: Workload,
-    layout: Layout,
-    stages: Stages,
-    *,
-    placement: Placement,
-    priced: Estimate,
-    places: Sequence[Place],
-) -> list[LevelBytes]:
-    """`level_table` of a layout on the GPUs `places`, counted in Megatron's default order."""
-    use = mapping_use(workload, layout, stages, placement=placement, priced=priced, places=places)
-    return level_table(use, float(np.asarray(priced.step_time_s)))
 
 
 def level_table(use: MappingUse, step_time_s: float) -> list[LevelBytes]:

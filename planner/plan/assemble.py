@@ -33,7 +33,7 @@ from meshwright.frameworks.fsdp2 import ASKED_OF_TRL, TRL_HEAD, TRL_LOSS
 from meshwright.frameworks.record import Setting, TokenDispatcher, layer_needs
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, order_name, ranks_on
-from meshwright.planner.mapping.cuts import binding_cut, mapping_use
+from meshwright.planner.mapping.cuts import MappingUse, binding_cut
 from meshwright.planner.plan.document import (
     MOST_LISTED_RANKS,
     Binding,
@@ -114,18 +114,8 @@ def bindings(
     yield from _pipeline_bindings(request, layout)
 
 
-def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
+def cut_binding(use: MappingUse) -> Iterator[Binding]:
     """The cut of the fabric that is busy for the largest share of its phase."""
-    setup = Setup.of_priced(workload, best)
-    places = best.ranks if best.ranks is not None else ranks_on(workload.cluster, best.matrix)
-    use = mapping_use(
-        workload,
-        best.layout,
-        best.stages,
-        placement=setup.placement,
-        priced=setup.estimate,
-        places=places,
-    )
     cut = binding_cut(use.cuts)
     if cut is not None:
         yield Binding(
@@ -560,7 +550,7 @@ def plan_from_outcome(
     best = outcome.best[0]
     execution = best.execution.of_layout(best.layout)
     workload = execution.applied(space.workload.on(int(best.layout.gpus)))
-    predicted = predict(workload, best)
+    predicted, use = predicted_use(workload, best)
     idle = idle_document(request, best, full)
     layout = layout_document(best.layout, best.stages)
     return Plan.model_validate(
@@ -586,7 +576,7 @@ def plan_from_outcome(
             "memory_risk": memory_risk_document(request, predicted),
             "binding": [
                 *bindings(request, workload, best, predicted),
-                *cut_binding(workload, best),
+                *cut_binding(use),
             ],
             "warnings": list(warnings(request, best, predicted, idle)),
             "alternatives": [alternative(other, best.step_time_s) for other in outcome.best[1:]],
@@ -618,16 +608,22 @@ def objective_of(step_time_s: float | None, lower_bound_s: float | None) -> Obje
 
 def predict(workload: Workload, best: Priced) -> Predicted:
     """What the cost model expects of a priced layout, with the band of an optimum."""
+    return predicted_use(workload, best)[0]
+
+
+def predicted_use(workload: Workload, best: Priced) -> tuple[Predicted, MappingUse]:
+    """The same with what the layout sends over the fabric."""
     placement = Setup.of_priced(workload, best).placement
     prediction = predict_layout(workload, best.layout, best.stages, placement)
     ranks = best.ranks or ranks_on(workload.cluster, best.matrix)
-    predicted = predicted_document(workload, best.layout, prediction, ranks)
+    use = prediction.mapping_use(workload, best.layout, ranks)
+    predicted = predicted_document(workload, prediction, use)
     if has_own_band(workload) or workload.adapters is not None:
-        return predicted
+        return predicted, use
     band = optimum_band(workload, best.layout, step_time_band(workload))
     band = with_stragglers(band, workload.nodes)
     update = {"error_band": ErrorBandDoc(**vars(band)), "band_of": "optima"}
-    return predicted.model_copy(update=update)
+    return predicted.model_copy(update=update), use
 
 
 def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:

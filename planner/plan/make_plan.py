@@ -21,6 +21,7 @@ from meshwright.planner.plan.assemble import (
     objective_of,
     plan_from_outcome,
     predict,
+    predicted_use,
     warnings,
 )
 from meshwright.planner.plan.best_plan import (
@@ -292,7 +293,7 @@ def placed_on(plan: Plan, cluster: ClusterSpec, ranks: Sequence[Place]) -> Plan:
     )
     moved = plan.model_copy(update={"inputs": inputs})
     workload = workload_of_plan(moved).on(int(layout.gpus))
-    predicted = predict(workload, priced)
+    predicted, use = predicted_use(workload, priced)
     idle = None
     if gpus > int(layout.gpus):
         idle = IdleDoc(
@@ -312,7 +313,7 @@ def placed_on(plan: Plan, cluster: ClusterSpec, ranks: Sequence[Place]) -> Plan:
         "memory_risk": memory_risk_document(request, predicted),
         "binding": [
             *bindings(request, workload, priced, predicted),
-            *cut_binding(workload, priced),
+            *cut_binding(use),
         ],
         "warnings": list(warnings(request, priced, predicted, idle)),
         "solver": plan.solver.model_copy(update={"proof": None}),

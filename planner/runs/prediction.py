@@ -24,7 +24,7 @@ from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import ClosedDocument, path_text, read_text
 from meshwright.errors import InputError
 from meshwright.planner.bounds.layer_split import balanced_stages
-from meshwright.planner.mapping.cuts import traffic_of_ranks
+from meshwright.planner.mapping.cuts import MappingUse, level_table, mapping_use
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import (
     ErrorBandDoc,
@@ -56,6 +56,19 @@ class RunPrediction:
     """What the driver shows besides."""
     offloaded_gib: float
     """What the GPU that offloads most keeps in its host's memory."""
+
+    def mapping_use(
+        self, workload: Workload, layout: Layout, places: Sequence[tuple[int, int]]
+    ) -> MappingUse:
+        """What is sent; `places[r]` is the GPU of rank r in Megatron's default order."""
+        return mapping_use(
+            workload,
+            layout,
+            self.stages,
+            placement=self.placement,
+            priced=self.estimate,
+            places=places,
+        )
 
     @property
     def memory_gib(self) -> tuple[float, ...]:
@@ -152,7 +165,9 @@ class PricedRun:
     def predicted(self) -> Predicted:
         """Time, memory and traffic, as in the document of a plan."""
         run = self.run
-        return predicted_document(run.workload, run.layout, self.prediction, places_of_run(run))
+        workload, places = run.workload, places_of_run(run)
+        use = self.prediction.mapping_use(workload, run.layout, places)
+        return predicted_document(workload, self.prediction, use)
 
     @property
     def warnings(self) -> list[str]:
@@ -244,13 +259,8 @@ def places_of_run(run: Run) -> list[tuple[int, int]]:
     return [places[at] for at in nested_positions(run.layout, run.rank_order).tolist()]
 
 
-def predicted_document(
-    workload: Workload,
-    layout: Layout,
-    prediction: RunPrediction,
-    places: Sequence[tuple[int, int]],
-) -> Predicted:
-    """The `predicted` part of a document; `places[r]` is the GPU of rank r in Megatron's default order.
+def predicted_document(workload: Workload, prediction: RunPrediction, use: MappingUse) -> Predicted:
+    """The `predicted` part of a document, of a prediction with what it sends.
 
     MFU counts model FLOP, with those of passes that score, over the peak of the run's precision. `error_band`
     is measured over predicted step time on GPUs of this class with this framework, or with the group named
@@ -260,14 +270,6 @@ def predicted_document(
     step_time_s = float(estimated.step_time_s)
     tokens_per_s_per_gpu = workload.tokens_per_step / step_time_s / workload.gpus
     flops_per_s = tokens_per_s_per_gpu * workload.model_flops_per_token
-    levels = traffic_of_ranks(
-        workload,
-        layout,
-        prediction.stages,
-        placement=prediction.placement,
-        priced=estimated,
-        places=places,
-    )
     on_a_node = min(workload.gpus, workload.cluster.gpus_per_node)
     band = with_stragglers(step_time_band(workload), workload.nodes)
     return Predicted(
@@ -280,7 +282,7 @@ def predicted_document(
         memory_parts_gib=list(prediction.memory_parts_gib),
         host_memory_gib=prediction.offloaded_gib * on_a_node or None,
         memory_context_gib=prediction.context_gib,
-        level_traffic=[LevelTraffic(**vars(level)) for level in levels],
+        level_traffic=[LevelTraffic(**vars(level)) for level in level_table(use, step_time_s)],
         error_band=ErrorBandDoc(**vars(band)),
         band_of="own runs" if has_own_band(workload) else "measured runs",
     )

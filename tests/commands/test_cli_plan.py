@@ -73,7 +73,8 @@ def sample(**settings: object) -> Plan:
     }
     run = run_from_mapping(doc, where="sample")
     found, work = predict_run(run), run.workload
-    predicted = predicted_document(work, run.layout, found, places_of_run(run))
+    use = found.mapping_use(work, run.layout, places_of_run(run))
+    predicted = predicted_document(work, found, use)
     matrix = {"tp": [8, 1], "cp": [1, 1], "dp": [1, 2], "pp": [1, 1]}
     return Plan(
         status="optimal",
