@@ -11,6 +11,7 @@ from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.memory import has_mamba, has_modules
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MODULES
+from meshwright.costmodel.rates import attends_faster_in_fp8
 from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution
 from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import planned
@@ -30,9 +31,6 @@ from meshwright.planner.request.choices import (
 
 FP8_ATTENTION_ON = ("hopper", "blackwell")
 """Architectures on which cuDNN attends in FP8 (cuDNN Frontend, Attention, support matrix of 9.18.1)."""
-_FASTER_IN_FP8 = ("blackwell",)
-"""Those of them where a step gains by it: Hopper's backward kernel loses more than its forward one gains
-(`costmodel/rates.py`)."""
 
 
 def choices_made(execution: Execution) -> dict[str, str | bool]:
@@ -124,7 +122,9 @@ def execution_options(
         chosen["moe_dispatch"] = _one_deduplicates(
             chosen["moe_dispatch"], captured="full" in chosen["cuda_graph"]
         )
-    numerics = _numerics(framework, cluster, pins, allow, precision=precision, optimizer=optimizer)
+    numerics = _numerics(
+        framework, model, cluster, pins, allow, precision=precision, optimizer=optimizer
+    )
     overlaps = {f"{axis}_overlap": axis in hidden for axis in ("dp", "pp")}
     return ExecutionOptions(values=chosen, fixed={**overlaps, **numerics})
 
@@ -140,6 +140,7 @@ def _there(choice: Choice, values: tuple[Any, ...], without: tuple[str, ...]) ->
 
 def _numerics(
     framework: Framework,
+    model: ModelSpec,
     cluster: ClusterSpec,
     pins: Mapping[str, int | str],
     allow: tuple[str, ...],
@@ -152,14 +153,15 @@ def _numerics(
     sharded = pins.get("zero_stage") != 0
     narrow = precision not in ("bf16", "fp16")
     setting = framework.optimizers.get(optimizer)
-    attends = narrow and cluster.device.architecture in _FASTER_IN_FP8
+    device = cluster.device
+    attends = narrow and device.architecture in FP8_ATTENTION_ON
     if not framework.numerics:
         return {}
     goes = {
         "bf16-moments": optimizer == "adam" and sharded,
         # Layer-wise optimizers of this version lose updates of FP8 weights (Megatron-LM, pull request 5707).
         "fp8-params": narrow and sharded and not (setting and setting.whole),
-        "fp8-attention": attends,
+        "fp8-attention": attends and attends_faster_in_fp8(device, model, precision),
     }
     taken = {name for name in names if goes.get(name, True)}
     return {
