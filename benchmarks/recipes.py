@@ -308,10 +308,9 @@ _FAR = f"""
 ## Plans under {_FAR_BELOW} of the fastest measurement
 
 What the plan spares the recipe, by part. Where the recipe itself is priced far under its measurement, the cost model is too fast there.
-*host* is what CUDA graphs take from the host's launches: no graph of expert layers was measured on Hopper, so a gain of more than a
-quarter from them there is to be tried before it is believed (Megatron-Bridge's guide reports up to 25 % off a step).
-*attention* is mostly attention in FP8, which `--allow all` permits on Blackwell. *step_overhead* is what NeMo's own runs lose between steps, 32 ms as
-fitted on them, against 5 ms on Megatron-LM's, for which plans are made: of short steps it is most of the gain.
+*host* is what CUDA graphs take from the host's launches: on Hopper they leave experts in FP8 more than is priced (limits), so a gain of more
+than a quarter from them there is to be tried before it is believed (Megatron-Bridge's guide reports up to 25 % off a step).
+*attention* is mostly attention in FP8, which `--allow all` permits on Blackwell where both passes together gain by it.
 
 | model | device | GPUs | batch | tokens | precision | plan / measured | recipe priced / measured | the plan spares |
 |---|---|---|---|---|---|---|---|---|

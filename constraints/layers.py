@@ -20,6 +20,7 @@ from meshwright.constraints.rule import (
     of,
 )
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.stacks import WITHOUT_FLASH
 from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Workload, largest_swap
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Framework, TokenDispatcher
@@ -632,6 +633,18 @@ SINKS_IN_CONTEXT = AtMost(
 )
 """Transformer Engine has sinks (`softmax_type`) since 2.8, under context parallelism with a2a alone (the same
 function, read up to 2.18)."""
+
+UNFUSED_IN_CONTEXT = AtMost(
+    name="megatron-context-unfused",
+    sentence="cp <= 1 on devices without fused attention",
+    unit="context-parallel ranks",
+    binds=lambda work: work.cluster.device.architecture in WITHOUT_FLASH,
+    value=of("cp"),
+    words="cp {cp} on a device whose attention Transformer Engine leaves unfused",
+    remedy="Set cp to 1, or take devices from Ampere on.",
+)
+"""Fused attention asks for compute capability 8.0, and unfused attention knows no context parallelism:
+get_attention_backend of pytorch/attention/dot_product_attention/utils.py (Transformer Engine 2.15)."""
 
 
 class HierarchicalContext(Rule):

@@ -67,6 +67,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         megatron.MEGATRON_TENSOR_OVERLAP,
         layers.WINDOWS_IN_CONTEXT,
         layers.SINKS_IN_CONTEXT,
+        layers.UNFUSED_IN_CONTEXT,
         layers.HierarchicalContext(),
         layers.MegatronHybrid(),
         layers.MegatronTokenPrediction(),

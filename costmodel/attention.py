@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.costmodel.activations import is_masked, norm_before_attention_apart
 from meshwright.costmodel.feed_forward import linear
-from meshwright.costmodel.kernels import attention_pair_flops, gemm_s, streamed_s
+from meshwright.costmodel.kernels import OPERAND_BYTES, attention_pair_flops, gemm_s, streamed_s
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
@@ -198,6 +198,9 @@ def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -
     norm_f, norm_b = c.element_bytes.norm
     cast_f = quantise_bytes(c, c.tokens, hidden + widths.output)
     cast_b = quantise_bytes(c, c.tokens, widths.projected + hidden)
+    if c.workload.fp8_attention:
+        cast_f = cast_f + _attended_bytes(c) * (widths.query + widths.key_value)
+        cast_b = cast_b + _attended_bytes(c) * widths.output
     merge_f, merge_b = merge_bytes(c, widths.query, widths.output)
     return Passes(
         around[0] * elements + norm_f * further + inner.forward + cast_f + score.forward + merge_f,
@@ -208,6 +211,16 @@ def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -
         + score.backward
         + merge_b,
     )
+
+
+def _attended_bytes(c: Context) -> Floats:
+    """Bytes of a micro-batch to cast an element that attention in FP8 takes.
+
+    Read at 16 bits and written at 8, in MXFP8 along rows and along columns (Transformer Engine, pull requests
+    768 and 2719).
+    """
+    ways, written = (2.0, OPERAND_BYTES["mxfp8"]) if c.workload.precision == "mxfp8" else (1.0, 1.0)
+    return c.tokens * (2.0 + ways * written)
 
 
 def _recomputed(

@@ -37,6 +37,7 @@ from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.workload import (
     GATHERS,
     Workload,
+    activates_in_products,
     deduplicates,
     gathered_ranks,
     gathering_members,
@@ -158,6 +159,8 @@ _SORTED_TWICE_BYTES = 12.0
 between and after its transfers (Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
 _ROUTER_BYTES = 40.0
 """Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
+_WRITTEN_BYTES = 2.0
+"""An element that a product returns at 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ def _routed(c: Context) -> LayerTime:
     )
     router = gemm_s(tokens, moe.experts, model.hidden, c.rates, sixteen_bit=True)
     unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
-    activated = local.copies * local.width
+    activated = 0.0 if activates_in_products(c.workload) else local.copies * local.width
     activation_f = activated * (2.0 * local.matrices + 2.0) * unfused
     activation_b = activated * (4.0 * local.matrices + 2.0) * unfused
     moved = _moved_bytes(c, local, activation_f, activation_b)
@@ -274,14 +277,25 @@ def _recomputed_bytes(c: Context, activation_bytes: Floats) -> Floats:
 
 
 def _expert_gemms_s(c: Context, local: _Local) -> Passes:
-    """Grouped GEMMs of the experts on a rank, forward and backward."""
+    """Grouped GEMMs of the experts on a rank, forward and backward.
+
+    Products that apply the activation function write its 8-bit results, along rows and along columns, beside
+    what they return forward; backward they read that again, and write its gradients at 8 bits alone
+    (`activates_in_products`).
+    """
     hidden, groups = c.workload.model.routed_width, local.experts
     imbalance = c.workload.imbalance(c.layout.ep)
     mean_rows, inputs = local.mean_copies / groups, local.matrices * local.width
     rows = mean_rows * imbalance
 
     grouped_s = partial(gemm_s, mean_rows, rates=c.rates, groups=groups, imbalance=imbalance)
-    up, down = grouped_s(inputs, hidden), grouped_s(hidden, local.width)
+    written, returned = _WRITTEN_BYTES, _WRITTEN_BYTES
+    if activates_in_products(c.workload):
+        both_ways = 2.0 * c.rates.operand_bytes
+        written += both_ways / local.matrices
+        returned = (_WRITTEN_BYTES + both_ways) * local.matrices
+    up = grouped_s(inputs, hidden, output_bytes=written)
+    down = grouped_s(hidden, local.width)
     if frozen(c.workload):
         beside = _expert_adapters_s(c, local, mean_rows, imbalance)
         widened_s = widening_s(c, groups * hidden * (inputs + local.width))
@@ -295,7 +309,7 @@ def _expert_gemms_s(c: Context, local: _Local) -> Passes:
     backward = (
         grouped_s(hidden, inputs)
         + by_weight_s(hidden, inputs, rows)
-        + grouped_s(local.width, hidden)
+        + grouped_s(local.width, hidden, output_bytes=returned)
         + by_weight_s(local.width, hidden, rows)
     )
     return Passes(up + down, backward)
@@ -345,8 +359,9 @@ def _moved_bytes(c: Context, local: _Local, activation_f: Floats, activation_b: 
     summed = _summed_bytes(c, local)
     norm = 10.0 * c.tokens * model.hidden / c.sequence_shards
     norm = norm + _ROUTER_BYTES * local.tokens * model.moe.experts
-    cast_f = quantise_bytes(c, local.copies, model.routed_width + local.width)
-    cast_b = quantise_bytes(c, local.copies, local.matrices * local.width + model.routed_width)
+    apart = 0.0 if activates_in_products(c.workload) else local.width
+    cast_f = quantise_bytes(c, local.copies, model.routed_width + apart)
+    cast_b = quantise_bytes(c, local.copies, local.matrices * apart + model.routed_width)
     forward = norm + permute + summed + activation_f + cast_f
     return Passes(forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b)
 

@@ -16,6 +16,7 @@ from meshwright.costmodel.records import (
     ErrorBand,
     Overrides,
     adapters_band,
+    device_class,
     error_band,
     layered_values,
     memory_band,
@@ -28,6 +29,7 @@ from meshwright.costmodel.stacks import (
     of_run,
 )
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.schema import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +82,31 @@ class Constants:
     """Constants that neither device nor framework changes, by name (`shared` in `devices.yaml`)."""
 
 
-_FP8_ATTENTION_GAINS = {"hopper": (1.49, 0.72)}
-_FP8_ATTENTION_GAIN = (1.6, 1.6)
-"""Rates of attention in FP8 under a causal mask over those at 16 bits, forward and backward.
+_HOPPER_GAINS = (1.49, 0.72)
+_BLACKWELL_GAINS = {
+    ("fp8", False, False): (1.29, 1.06),
+    ("fp8", False, True): (1.52, 1.18),
+    ("fp8", True, False): (1.50, 1.62),
+    ("fp8", True, True): (1.73, 1.76),
+    ("mxfp8", False, False): (1.20, 0.94),
+    ("mxfp8", False, True): (1.36, 0.95),
+    ("mxfp8", True, False): (1.38, 1.27),
+    ("mxfp8", True, True): (1.57, 1.35),
+}
+"""Rates of attention in FP8 under a causal mask over those at 16 bits, forward and backward; on Blackwell by
+recipe, by queries wider than values (192 and 128, latent attention) and by twice the exponentials (Ultra).
 
 Training takes cuDNN (Transformer Engine, attention/dot_product_attention/utils.py: "Disabling FlashAttention
-3 for FP8 training"), whose backward kernel on Hopper takes as long under a mask as without one: 0.63 to 0.99
-of its rate at 16 bits on an H200, heads of 128, 4,096 to 16,384 tokens, forward 1.42 to 1.57 (means of cuDNN
-9.19 and 9.27, NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results/h200_919_only_cudnn and
-attention_training/results/llama3.1/h200). Elsewhere FlashAttention-3's forward gain, 1.2 over 0.75 PFLOP/s
-(arXiv 2407.08608, figures 5 and 7): over the 16-bit rates that were fitted on Blackwell it makes 2.0 and 1.6
-PFLOP/s on a GB200, where cuDNN 9.27 reaches 2.0 and 1.4 (the same, llama3.1/gb200).
+3 for FP8 training"), in MXFP8 where that is the recipe (the same, pull request 2719). On Hopper its backward
+kernel takes as long under a mask as without one: 0.63 to 0.99 of its rate at 16 bits on an H200, heads of
+128, 4,096 to 16,384 tokens, forward 1.42 to 1.57 (means of cuDNN 9.19 and 9.27, NVIDIA/cudnn-frontend,
+benchmark/sdpa_benchmark_training/results/h200_919_only_cudnn and attention_training/results/llama3.1/h200).
+On Blackwell, means of 4,096 and 8,192 tokens on GB200 and GB300, cuDNN 9.22 (the first of these folders,
+llama3.1 and dsv3, April 2026).
 """
+_MOST_WORK_BACKWARD = 2.5 / 0.8
+"""Time of the backward pass over the forward one at 16 bits: FLOP over rates (arXiv 2307.08691, section 4.1,
+figures 4 to 6)."""
 _BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
 
@@ -242,9 +257,8 @@ def peak_flops(device: DeviceSpec, precision: str) -> float:
 def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     """Attained kernel rates of the workload's device at its precision.
 
-    `device_rates`, and attention in FP8 1.6 times as fast (FlashAttention-3, arXiv 2407.08608, figures 5 and
-    7). The first FP8 kernels for Blackwell reach no more of their peak than those at 16 bits
-    (docs/cost_model.md, "Constants").
+    `device_rates`, and attention in FP8 as `fp8_attention_gains` says. The first FP8 kernels for Blackwell
+    reach no more of their peak than those at 16 bits (docs/cost_model.md, "Constants").
 
     Parameters
     ----------
@@ -265,13 +279,66 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     rates = device_rates(workload.cluster.device, workload.precision, constants)
     if not workload.fp8_attention:
         return rates
-    architecture = workload.cluster.device.architecture
-    forward, backward = _FP8_ATTENTION_GAINS.get(architecture, _FP8_ATTENTION_GAIN)
+    forward, backward = fp8_attention_gains(
+        workload.cluster.device, workload.model, workload.precision
+    )
     return replace(
         rates,
         attention_forward_flops=rates.attention_forward_flops * forward,
         attention_backward_flops=rates.attention_backward_flops * backward,
     )
+
+
+def fp8_attention_gains(
+    device: DeviceSpec, model: ModelSpec, precision: str
+) -> tuple[float, float]:
+    """How much faster attention is in FP8 than at 16 bits, its casts left out.
+
+    Parameters
+    ----------
+    device : DeviceSpec
+        Of Hopper or Blackwell.
+    model : ModelSpec
+        Its heads are used.
+    precision : str
+        fp8, mxfp8 or nvfp4, beside which attention is in FP8.
+
+    Returns
+    -------
+    tuple of float
+        Ratios of rates, forward and backward; measured with cuDNN (`_BLACKWELL_GAINS` has the source).
+    """
+    if device.architecture == "hopper":
+        return _HOPPER_GAINS
+    recipe = "mxfp8" if precision == "mxfp8" else "fp8"
+    ultra = device_class(device.name) == "b300"
+    return _BLACKWELL_GAINS[recipe, model.qk_head_dim > model.v_head_dim, ultra]
+
+
+def attends_faster_in_fp8(device: DeviceSpec, model: ModelSpec, precision: str) -> bool:
+    """Whether both passes of attention together take less time in FP8 than at 16 bits.
+
+    Not under windows, whose backward kernel in FP8 computes every score: 41 to 57 TFLOP/s of what a window of
+    128 in 4,096 tokens asks for, 182 and 191 at 16 bits (the source of `_BLACKWELL_GAINS`, gpt_oss).
+
+    Parameters
+    ----------
+    device : DeviceSpec
+        Of Hopper or Blackwell.
+    model : ModelSpec
+        Its heads are used.
+    precision : str
+        fp8, mxfp8 or nvfp4.
+
+    Returns
+    -------
+    bool
+        By `fp8_attention_gains`.
+    """
+    forward, backward = fp8_attention_gains(device, model, precision)
+    if model.sliding_window is not None:
+        return False
+    return 1.0 / forward + _MOST_WORK_BACKWARD / backward < 1.0 + _MOST_WORK_BACKWARD
 
 
 def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rates:

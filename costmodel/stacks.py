@@ -33,6 +33,11 @@ UP_TO_FLASH_2 = ("volta", "ampere", "ada")
 """Where no kernel after FlashAttention-2 runs: FlashAttention-3 is of compute capability 9.0 alone, below
 which Transformer Engine takes FlashAttention-2 before cuDNN
 (transformer_engine/pytorch/attention/dot_product_attention/utils.py, get_attention_backend)."""
+WITHOUT_FLASH = ("volta",)
+"""Where neither FlashAttention nor cuDNN's fused attention runs, which ask for compute capability 8.0
+(Transformer Engine 2.15, the same function: "for compute capability < sm80"). Transformer Engine then leaves
+attention unfused; PyTorch takes its memory-efficient kernel, which runs from 5.0 on (torch 2.13,
+sdp_utils.cpp, check_flash_attention_hardware_support and check_mem_efficient_hardware_support)."""
 _WRITTEN_ONCE_BYTES = 2.0
 """A weight gradient that is written and not added to; a kernel that adds reads and writes each element."""
 
@@ -316,8 +321,10 @@ def generation_on(architecture: str, generation: float) -> float:
     Returns
     -------
     float
-        2 where the device has nothing later.
+        2 where the device has nothing later, and `OF_WIDE_HEADS` where it has none but PyTorch's other one.
     """
+    if architecture in WITHOUT_FLASH and generation == OF_PYTORCH:
+        return OF_WIDE_HEADS
     if generation == OF_PYTORCH:
         return 3 if architecture in _PREFERS_CUDNN else 2
     return min(generation, 2) if architecture in UP_TO_FLASH_2 else generation
@@ -356,7 +363,9 @@ def _with_settings(stack: FrameworkConstants, run: _Settings) -> FrameworkConsta
         changes["flash_attention"] = run.kernel in _FLASH_GENERATIONS
         changes["fused_softmax"] = run.kernel != "unfused"
         generation = _FLASH_GENERATIONS.get(run.kernel, generation)
-    changes["flash_generation"] = generation_on(run.architecture, generation)
+    generation = changes["flash_generation"] = generation_on(run.architecture, generation)
+    if run.architecture in WITHOUT_FLASH and generation != OF_WIDE_HEADS:
+        changes["flash_attention"] = False
     if run.gradient_bytes is not None:
         changes["gradient_bytes"] = run.gradient_bytes
         if stack.weight_gradient_bytes > _WRITTEN_ONCE_BYTES:

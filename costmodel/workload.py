@@ -688,6 +688,31 @@ def deduplicates(workload: Workload) -> bool:
     return workload.moe_dispatch not in ("alltoall", GATHERS)
 
 
+def activates_in_products(workload: Workload) -> bool:
+    """Whether grouped products of experts apply the activation function and cast what it returns.
+
+    A CUDA graph of the whole step holds experts by the fused grouped MLP of Transformer Engine alone: a
+    product with activation and cast, then a plain one; backward a product with the gradients of both, and
+    three more (Transformer Engine 2.15, pytorch/ops/fused/forward_grouped_mlp.py, backward_grouped_mlp.py;
+    Megatron-Bridge 0.5.0, scripts/performance/configs: cutedsl_fused_grouped_mlp wherever a recipe with
+    experts has full_iteration, and nowhere else). It is written for MXFP8.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its model, precision and CUDA graph are used.
+
+    Returns
+    -------
+    bool
+    """
+    return (
+        workload.model.moe is not None
+        and workload.cuda_graph == "full"
+        and workload.precision == "mxfp8"
+    )
+
+
 def gathered_ranks(layout: Layout) -> Floats:
     """Ranks of a group, etp ep, whose tokens each of them gathers; `pass_bytes` has the source.
 

@@ -415,7 +415,7 @@ def _context(value: str, *rules: str, **others: Any) -> ContextExchange:
         value=value,
         since="0.10.0",
         source=TRANSFORMER,
-        rules=rules,
+        rules=("megatron-context-unfused", *rules),
         **others,
     )
 

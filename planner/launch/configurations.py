@@ -1049,13 +1049,13 @@ _ATTENTION_WORDS = {"flash_attention_3": "fa3", "flash_attention_2": "fa2", "sdp
 def _attention(launch: Launch) -> str:
     """The attention kernels with a plan's price, in transformers' words.
 
-    FlashAttention-3 runs on Hopper alone (its README); on Blackwell plans price PyTorch's own attention, and
-    everywhere for models with heads that FlashAttention does not take.
+    FlashAttention-3 runs on Hopper alone (its README), none on Volta; there and on Blackwell plans price
+    PyTorch's own attention, and everywhere for models with heads that FlashAttention does not take.
     """
     architecture = launch.inputs.cluster.device.architecture
     if has_wide_heads(launch.inputs.model):
         return "sdpa"
-    own = {"hopper": "flash_attention_3", "blackwell": "sdpa"}
+    own = {"hopper": "flash_attention_3", "blackwell": "sdpa", "volta": "sdpa"}
     return own.get(architecture, "flash_attention_2")
 
 

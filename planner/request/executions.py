@@ -11,6 +11,7 @@ from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.memory import has_mamba, has_modules
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MODULES
+from meshwright.costmodel.rates import attends_faster_in_fp8
 from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution
 from meshwright.errors import InputError, listed, refuse_unknown, shown
 from meshwright.frameworks.catalog import planned
@@ -30,9 +31,6 @@ from meshwright.planner.request.choices import (
 
 FP8_ATTENTION_ON = ("hopper", "blackwell")
 """Architectures on which cuDNN attends in FP8 (cuDNN Frontend, Attention, support matrix of 9.18.1)."""
-_FASTER_IN_FP8 = ("blackwell",)
-"""Those of them where a step gains by it: Hopper's backward kernel loses more than its forward one gains
-(`costmodel/rates.py`)."""
 
 
 def choices_made(execution: Execution) -> dict[str, str | bool]:
@@ -172,7 +170,8 @@ class _Able:
         sharded = self.pins.get("zero_stage") != 0
         narrow = self.precision not in ("bf16", "fp16")
         setting = framework.optimizers.get(self.optimizer)
-        attends = narrow and self.cluster.device.architecture in _FASTER_IN_FP8
+        device = self.cluster.device
+        attends = narrow and device.architecture in FP8_ATTENTION_ON
         if not framework.numerics:
             return {}
         goes = {
@@ -180,7 +179,7 @@ class _Able:
             # Layer-wise optimizers of this version lose updates of FP8 weights (Megatron-LM, pull request
             # 5707).
             "fp8-params": narrow and sharded and not (setting and setting.whole),
-            "fp8-attention": attends,
+            "fp8-attention": attends and attends_faster_in_fp8(device, self.model, self.precision),
         }
         taken = {name for name in names if goes.get(name, True)}
         return {

@@ -19,7 +19,7 @@ from meshwright.costmodel.execution_names import ParameterOffload
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
-from meshwright.costmodel.stacks import UP_TO_FLASH_2, stack_constants
+from meshwright.costmodel.stacks import UP_TO_FLASH_2, WITHOUT_FLASH, stack_constants
 from meshwright.costmodel.workload import Workload, with_needed_syncs
 from meshwright.documents import parse_mapping, read_text, validation_message
 from meshwright.errors import InputError, near_miss, refuse_unknown, shown
@@ -50,6 +50,7 @@ from meshwright.planner.runs.launches.command_line import fields_of, refuse_adap
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
     MODULE_NAMES,
+    attends_in_fp8,
     attention_kernel_kind,
     attention_kernel_of_release,
     balanced,
@@ -130,9 +131,20 @@ def check_fp8_attention(settings: SettingsDoc, cluster: ClusterSpec) -> None:
         raise InputError(what, where=where, allowed=sorted(FP8_ATTENTION_ON))
 
 
+_ASK_FOR_AMPERE = ("flash-1", "flash-2", "cudnn-9.0", "flash-3")
+
+
 def check_attention_kernel(settings: SettingsDoc, cluster: ClusterSpec) -> None:
     """Raises InputError where a run names an attention kernel that its GPUs cannot run."""
     architecture = cluster.device.architecture
+    if settings.attention_kernel in _ASK_FOR_AMPERE and architecture in WITHOUT_FLASH:
+        raise InputError(
+            f"has no kernel on {cluster.device.name}, whose architecture is {architecture}: "
+            "FlashAttention and cuDNN's fused attention run from Turing or Ampere on",
+            where="run.attention_kernel",
+            value=settings.attention_kernel,
+            allowed=("fused-softmax", "memory-efficient", "sdpa", "unfused"),
+        )
     if settings.attention_kernel == "flash-3" and architecture in UP_TO_FLASH_2:
         raise InputError(
             f"has no kernel on {cluster.device.name}, whose architecture is {architecture}: "
@@ -589,7 +601,9 @@ def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
                 settings.gradient_dtype or recipe.get("gradient_sync", "")
             ),
             "fp8_params": _switch(settings.fp8_params, recipe, "fp8_param_gather"),
-            "fp8_attention": _switch(settings.fp8_attention, recipe, "fp8_attention") is True,
+            "fp8_attention": attends_in_fp8(recipe)
+            if settings.fp8_attention is None
+            else settings.fp8_attention,
             "te_loss": fused_loss_in_words(settings.framework)
             if settings.fused_loss is None
             else settings.fused_loss,

@@ -329,6 +329,9 @@ Versions); MLPerf 4.0 was submitted with a container of April 2024."""
 _FIRST_FP8_RELEASES = r"nemo (25\.0[1-5]\b|\(mlperf training v5\.0\))"
 """Releases with the first FP8 kernels for Blackwell: MLPerf 5.0 was submitted with NeMo 25.04, on which the
 recipes of dgxc-benchmarking v25.04 to v25.05 stand too (their launch.sh, FW_VERSION)."""
+_FP8_ATTENTION_RECIPES = r"(?!DEEPSEEK_V3_PRETRAIN_CONFIG_GB200)\w+_FP8_MX_"
+"""Recipes of Megatron-Bridge 0.5 that attend in FP8: those with experts in graphs of the whole step, but for
+this one (v0.5.0 and v0.5.1, scripts/performance/configs, fp8_dot_product_attention)."""
 _GRADIENT_TYPES: dict[str, StateType] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
 """By what sources call them, types as wide that gradients are priced in."""
 
@@ -396,6 +399,20 @@ def fused_loss_in_words(words: str) -> bool | None:
     True
     """
     return True if "cross-entropy fusion" in words.lower() else None
+
+
+def attends_in_fp8(recipe: dict[str, Any]) -> bool:
+    """Whether a recipe has its attention in FP8: by its own flag, or by its name and release.
+
+    >>> attends_in_fp8({"tag": "v0.5.0", "name": "QWEN3_30B_A3B_PRETRAIN_CONFIG_GB300_FP8_MX_V1",
+    ...                 "cuda_graph_impl": "full_iteration"})
+    True
+    """
+    if "fp8_attention" in recipe:
+        return recipe_switch(recipe, "fp8_attention") is True
+    graph, tag = recipe.get("cuda_graph_impl"), str(recipe.get("tag", ""))
+    named = re.match(_FP8_ATTENTION_RECIPES, str(recipe.get("name", "")))
+    return graph == "full_iteration" and tag.startswith("v0.5.") and named is not None
 
 
 def has_first_fp8_kernels(words: str) -> bool:

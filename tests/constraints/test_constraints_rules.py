@@ -498,6 +498,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     ),
     "megatron-context-windows": (workload(WINDOWED), {"tp": 4, "cp": 1}, {"tp": 4, "cp": 2}),
     "megatron-context-sinks": (workload(SINKS, cp_comm="all_gather"), {"cp": 1}, {"cp": 2}),
+    "megatron-context-unfused": (workload(cluster=cluster("volta")), {"cp": 1}, {"cp": 2}),
     "megatron-tp-overlap": (workload(MOE, tp_overlap=True), {"tp": 1}, {"tp": 2}),
     "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
     "torchtitan-sequence": (

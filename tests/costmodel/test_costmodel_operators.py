@@ -165,6 +165,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
         sixteen_bit: bool = False,
         groups: Floats = 1.0,
         imbalance: Floats = 1.0,
+        output_bytes: float = 2.0,
     ) -> Floats:
         out: Floats = 2.0 * np.asarray(m) * imbalance * n * k * groups
         return out

@@ -7,14 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.reader import load_device, read_cluster
 from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.attention import attention_block
 from meshwright.costmodel.collectives import chain_latency_s
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.footprint import GIB, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.rates import constants_for, fabric_links, kernel_rates
+from meshwright.costmodel.rates import (
+    attends_faster_in_fp8,
+    constants_for,
+    fabric_links,
+    fp8_attention_gains,
+    kernel_rates,
+)
 from meshwright.costmodel.records import fit_probability, memory_band
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.states import optimizer_shards, state_bytes
@@ -166,6 +173,60 @@ def test_fp8_attention_on_hopper_beside_its_kernel(
     assert 1e3 * causal_flop / found.attention_forward_flops == pytest.approx(forward_ms, rel=0.15)
     backward = 1e3 * 2.5 * causal_flop / found.attention_backward_flops
     assert backward == pytest.approx(backward_ms, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "precision", "forward", "backward"),
+    [
+        ("gb200", "llama-3-70b", "fp8", 2047 / 1574, 1454 / 1332),
+        ("gb200", "llama-3-70b", "mxfp8", 1902 / 1574, 1287 / 1332),
+        ("gb300", "llama-3-70b", "mxfp8", 2570 / 1856, 1404 / 1435),
+        ("gb200", "deepseek-v3", "fp8", 2397 / 1585, 1959 / 1193),
+        ("gb300", "deepseek-v3", "mxfp8", 2829 / 1825, 1780 / 1291),
+    ],
+)
+def test_fp8_attention_on_blackwell_beside_its_kernels(
+    device: str, model: str, precision: str, forward: float, backward: float
+) -> None:
+    """cuDNN 9.22, causal, 8,192 tokens, TFLOP/s in 8 bits over 16 (NVIDIA/cudnn-frontend, April 2026)."""
+    found = fp8_attention_gains(load_device(device), read_model(model), precision)
+    assert found == pytest.approx((forward, backward), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "precision", "faster"),
+    [
+        ("gb200", "llama-3-70b", "mxfp8", False),
+        ("gb300", "llama-3-70b", "mxfp8", True),
+        ("gb200", "llama-3-70b", "fp8", True),
+        ("gb200", "deepseek-v3", "mxfp8", True),
+        ("gb200", "gemma-3-27b", "fp8", False),
+        ("h100-sxm-80gb", "llama-3-70b", "fp8", False),
+    ],
+)
+def test_plans_attend_in_fp8_where_both_passes_together_gain(
+    device: str, model: str, precision: str, *, faster: bool
+) -> None:
+    found = attends_faster_in_fp8(load_device(device), read_model(model), precision)
+    assert found is faster
+
+
+def test_a_v100_attends_by_the_memory_efficient_kernel_or_unfused() -> None:
+    """It was priced with FlashAttention-2, which asks for compute capability 8.0."""
+    work = replace(WORK, cluster=read_cluster("dgx-v100"), precision="fp16")
+    of_pytorch = replace(work, framework="fsdp2")
+    placement = nested_placement(work.cluster, LAYOUT)
+    core = attention_block(make_context(of_pytorch, LAYOUT, placement))
+    seconds = core.forward["attention"] + core.backward["attention"]
+    flop = 3.5 * 0.5 * 4.0 * 4096**2 * 4096
+    assert float(np.asarray(seconds)) == pytest.approx(flop / (80 * 405e9))
+    assert not stack_constants(work).flash_attention
+    assert stack_constants(of_pytorch).memory_efficient
+    scores, _ = activation_bytes_per_layer(work, LAYOUT, experts=False)
+    fused, _ = activation_bytes_per_layer(
+        replace(work, cluster=WORK.cluster), LAYOUT, experts=False
+    )
+    assert float(np.asarray(scores - fused)) == pytest.approx(2 * 32 * 4096**2)
 
 
 def test_the_first_fp8_kernels_of_blackwell_double_its_16_bit_rate() -> None:

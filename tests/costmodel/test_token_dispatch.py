@@ -16,6 +16,7 @@ from meshwright.costmodel.collectives import ring_pass_s
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.execution_names import Dispatcher
 from meshwright.costmodel.feed_forward import moe_mlp
+from meshwright.costmodel.kernels import gemm_s
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
@@ -23,7 +24,12 @@ from meshwright.costmodel.rates import constants_for
 from meshwright.costmodel.stacks import framework_constants
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.volumes import group_traffic
-from meshwright.costmodel.workload import Workload, deduplicates, gathered_ranks
+from meshwright.costmodel.workload import (
+    Workload,
+    activates_in_products,
+    deduplicates,
+    gathered_ranks,
+)
 from meshwright.model_specs.reader import load_catalog_model
 
 MODEL = load_catalog_model("mixtral-8x7b")
@@ -111,6 +117,45 @@ def test_all_tokens_come_however_uneven_the_choices_are() -> None:
     )
     assert even["ep_comm"] == uneven["ep_comm"]
     assert float(np.asarray(even["expert_gemm"])) < float(np.asarray(uneven["expert_gemm"]))
+
+
+def test_a_fused_grouped_mlp_leaves_no_activations_to_read_by_hand() -> None:
+    """One expert of 14,336 a rank, 2 x 4,096 copies in MXFP8 (33/32 bytes): what a product returns (2 x 2),
+    the activated half (2), its cast (2 + 2 x 33/32), and the gradients of all of that stay inside products,
+    which write 8-bit results along rows and columns.
+    """
+    layout, copies, width = Layout(dp=8, ep=8), 2 * 4096, 14336
+    work = workload(cluster=read_cluster("dgx-b200"), precision="mxfp8", moe_dispatch="hybridep")
+    apart = context(replace(work, cuda_graph="partial"), layout)
+    fused = context(replace(work, cuda_graph="full"), layout)
+    before, after = moe_mlp(apart), moe_mlp(fused)
+    eight_bits = 2 * 33 / 32
+    spared = (6 + 2 + eight_bits, 10 + 2 * (2 + eight_bits))
+    for passed, left, bytes_of_element in zip(
+        (before.forward, before.backward), (after.forward, after.backward), spared, strict=True
+    ):
+        moved = (passed["memory_bound"] - left["memory_bound"]) * apart.rates.hbm_bytes_per_s
+        assert float(np.asarray(moved)) == pytest.approx(bytes_of_element * copies * width)
+
+    def product_s(columns: int, output_bytes: float) -> float:
+        depth = 4096
+        return float(
+            np.asarray(gemm_s(copies, columns, depth, apart.rates, output_bytes=output_bytes))
+        )
+
+    more = product_s(2 * width, 2 + eight_bits / 2) - product_s(2 * width, 2)
+    found = after.forward["expert_gemm"] - before.forward["expert_gemm"]
+    assert float(np.asarray(found)) == pytest.approx(more)
+    more = product_s(width, 2 * (2 + eight_bits)) - product_s(width, 2)
+    found = after.backward["expert_gemm"] - before.backward["expert_gemm"]
+    assert float(np.asarray(found)) == pytest.approx(more)
+
+
+@pytest.mark.parametrize("change", [{"precision": "fp8"}, {"cuda_graph": "partial"}])
+def test_experts_are_fused_in_mxfp8_and_graphs_of_the_step_alone(change: dict[str, Any]) -> None:
+    work = workload(moe_dispatch="hybridep", precision="mxfp8", cuda_graph="full")
+    assert activates_in_products(work)
+    assert not activates_in_products(replace(work, **change))
 
 
 @pytest.mark.parametrize(("ep", "summed"), [(1, 0), (8, 8 * 8 + 6)])

@@ -28,6 +28,7 @@ from meshwright.planner.runs.run_file import (
 from meshwright.planner.runs.run_schema import RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
     ALL_LAYERS,
+    attends_in_fp8,
     balanced,
     cuda_graph_kind,
     layers_from_words,
@@ -516,6 +517,34 @@ def test_collectives_are_checked_as_a_run_or_its_launcher_says(
     mapping = row(framework=framework, **layout, **said)
     mapping["cluster"]["gpus"] = layout["tp"] * layout["pp"] * layout["dp"]
     assert read(mapping).workload.checked_collectives is checked
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "narrow"),
+    [
+        ("QWEN3_30B_A3B_PRETRAIN_CONFIG_GB300_FP8_MX_V1", {}, True),
+        ("DEEPSEEK_V3_PRETRAIN_CONFIG_GB300_FP8_MX_V2", {}, True),
+        ("DEEPSEEK_V3_PRETRAIN_CONFIG_GB200_FP8_MX_V2", {}, False),
+        ("QWEN3_30B_A3B_PRETRAIN_CONFIG_GB300_FP8_MX_V1", {"tag": "v0.4.2"}, False),
+        ("QWEN3_30B_A3B_PRETRAIN_CONFIG_GB300_FP8_MX_V1", {"cuda_graph_impl": "none"}, False),
+        ("QWEN3_30B_A3B_PRETRAIN_CONFIG_GB300_FP8_MX_V1", {"fp8_attention": False}, False),
+        ("another", {"fp8_attention": True}, True),
+    ],
+)
+def test_a_recipe_says_whether_it_attends_in_fp8(
+    name: str, recipe: dict[str, Any], *, narrow: bool
+) -> None:
+    """Megatron-Bridge, scripts/performance/configs: fp8_dot_product_attention of v0.5.0."""
+    said = {"tag": "v0.5.0", "name": name, "cuda_graph_impl": "full_iteration"} | recipe
+    assert attends_in_fp8(said) is narrow
+
+
+def test_fused_attention_needs_a_device_of_its_time() -> None:
+    run = {"gpus": 8, "seq_len": 2048, "global_batch": 8, "precision": "fp16"}
+    for kernel in ("flash-2", "cudnn-9.0"):
+        mapping = {"model": "llama-2-7b", "cluster": "dgx-v100"}
+        with pytest.raises(InputError, match=r"run.attention_kernel: .*volta.*memory-efficient"):
+            run_from_mapping(mapping | {"run": run | {"attention_kernel": kernel}}, where="run")
 
 
 @pytest.mark.parametrize(
