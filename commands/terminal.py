@@ -194,8 +194,45 @@ def as_typed(message: str, command: click.Command | None) -> str:
     return message
 
 
+_OPTIONS_OF_OTHERS = {
+    "--global-batch": "batch batch-size gbs global-batch-size train-batch-size",
+    "--seq-len": "context-length cutoff-len max-length max-seq-len max-seq-length seq-length",
+    "--gpus": "n-gpus ngpus num-gpus nproc-per-node world-size",
+    "--lora-rank": "lora-r",
+    "--precision": "bf16 dtype fp16 fp8",
+    "--pin micro_batch=N": "mbs micro-batch micro-batch-size per-device-train-batch-size",
+    "--pin zero_stage=N": "stage zero zero-stage",
+    "--pin recompute=full": "activation-checkpointing gradient-checkpointing recompute",
+}
+"""What others call an option here, by what to write."""
+_DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")
+_WITHOUT_PRICE = "epochs learning-rate lora-alpha lora-dropout lr warmup-steps weight-decay"
+
+
+def _of_another_name(error: click.NoSuchOption) -> str | None:
+    """What to write in place of an option that other programs have; None where none is known.
+
+    An option of another name is said where the command has it.
+    """
+    name = error.option_name.lstrip("-").replace("_", "-").lower()
+    if name in _WITHOUT_PRICE.split():
+        return "It changes no price: leave it out here."
+    named = {old: new for new, names in _OPTIONS_OF_OTHERS.items() for old in names.split()}
+    written = f"--pin {name}=N" if name in _DEGREES else named.get(name)
+    params = [] if error.ctx is None else error.ctx.command.params
+    options = {option for param in params for option in param.opts}
+    if written is None or written.split()[0] not in options:
+        return None
+    return f"Write {written}."
+
+
 def _plainly(error: click.ClickException) -> click.ClickException:
-    """The error, with what to write where a number was refused for its unit."""
+    """The error, with what to write for a number refused for its unit, or an option of another name."""
+    if isinstance(error, click.NoSuchOption):
+        written = _of_another_name(error)
+        if written is None:
+            return error
+        return click.UsageError(f"No such option {error.option_name!r}. {written}", ctx=error.ctx)
     if not isinstance(error, click.BadParameter):
         return error
     words = in_digits(error.message)
