@@ -181,8 +181,8 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     stated = {key: value for key, value in data.items() if value is not None}
     if "parts" in stated:
         raise InputError(
-            "this is a mixed cluster, which `plan` and `batch` take alone; give one of its parts here"
-            + _named_parts(stated["parts"]),
+            "this is a mixed cluster, which `plan`, `batch` and `recommend` take alone; give one of its "
+            "parts here" + _named_parts(stated["parts"]),
             where=f"{where}: parts",
         )
     fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where, stated), **stated}
