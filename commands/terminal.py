@@ -245,6 +245,11 @@ _NOT_A_NUMBER = re.compile(
     r"'(?P<digits>[0-9]+(?:\.[0-9]+)?) ?(?P<unit>[A-Za-z]{1,5}|[eE]1?[0-9])' is not a valid "
     r"(?P<kind>integer|float)"
 )
+_PRODUCT = re.compile(
+    r"(?P<typed>'(?:(?P<nodes>[0-9]{1,6}) ?[xX*] ?)?(?P<each>[0-9]{1,6}|[0-9]{1,3}(?:,[0-9]{3}){1,4})') "
+    r"is not a valid integer"
+)
+"""Nodes times GPUs, or a number with commas."""
 _POWERS_OF_TEN = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}
 
 
@@ -257,7 +262,13 @@ def in_digits(message: str) -> str:
     "'4k' is not a whole number: write 4000 or 4096."
     >>> in_digits("'5GB' is not a valid float.")
     "'5GB' is not a number: write its digits alone, without a unit."
+    >>> in_digits("'2x8' is not a valid integer.")
+    "'2x8' is not a whole number: write 16."
     """
+    product = _PRODUCT.match(message)
+    if product is not None:
+        numbers = int(product["nodes"] or 1), int(product["each"].replace(",", ""))
+        return f"{product['typed']} is not a whole number: write {numbers[0] * numbers[1]}."
     said = _NOT_A_NUMBER.match(message)
     if said is None:
         return message

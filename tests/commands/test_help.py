@@ -48,6 +48,9 @@ def test_an_example_parses_and_is_shown(name: str) -> None:
         ("--global-batch", "1e3", "'1e3' is not a whole number: write 1000."),
         ("--tokens", "15T", "'15T' is not a number: write 15e12."),
         ("--reserve-gib", "5GB", "'5GB' is not a number: write its digits alone, without a unit."),
+        ("--gpus", "2x8", "'2x8' is not a whole number: write 16."),
+        ("--seq-len", "131,072", "'131,072' is not a whole number: write 131072."),
+        ("--seq-len", "1,2", "'1,2' is not a valid integer."),
         ("--gpus", "many", "'many' is not a valid integer."),
     ],
 )
