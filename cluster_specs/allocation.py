@@ -133,9 +133,14 @@ def only_nodes(cluster: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     """
     listed_names = {node.name for node in cluster.nodes}
     if not listed_names:
+        number = next(iter(names), "")
+        instead = ""
+        if len(names) == 1 and number.isdecimal() and len(number) < 7:
+            instead = f"; {number} whole nodes are --gpus {int(number) * cluster.gpus_per_node}"
         raise InputError(
             f"cluster {cluster.name!r} lists no nodes to choose from: give a cluster file with `nodes`; "
-            "without --nodes the plan is for any of its nodes, and launch.sh takes those of the job",
+            "without --nodes the plan is for any of its nodes, and launch.sh takes those of the job"
+            f"{instead}",
             where="nodes",
         )
     for name in names:

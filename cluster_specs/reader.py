@@ -150,11 +150,17 @@ def _named_or_in_file(text: str) -> ClusterSpec:
         return load_cluster(text)
     if text.endswith(_FILE_ENDINGS) or "/" in text or is_file(text):
         return cluster_from_mapping(read_mapping(Path(text), LARGE_FILE_BYTES), text)
+    near = near_miss(text, cluster_names())
+    by_device: dict[str, str] = {}
+    if near is None or text.lower() not in near:
+        # A GPU's name stands for the first cluster with it: H100-80GB is dgx-h100, not dgx-a100-40gb.
+        by_device = {load_cluster(name).device.name: name for name in reversed(cluster_names())}
+        near = near_miss(text, (*cluster_names(), *by_device))
     raise InputError(
         "neither a catalog name nor a file",
         where="cluster",
         value=text,
-        did_you_mean=near_miss(text, cluster_names()),
+        did_you_mean=by_device.get(near or "", near),
         allowed=cluster_names(),
     )
 
@@ -181,8 +187,8 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     stated = {key: value for key, value in data.items() if value is not None}
     if "parts" in stated:
         raise InputError(
-            "this is a mixed cluster, which `plan` and `batch` take alone; give one of its parts here"
-            + _named_parts(stated["parts"]),
+            "this is a mixed cluster, which `plan`, `batch` and `recommend` take alone; give one of its "
+            "parts here" + _named_parts(stated["parts"]),
             where=f"{where}: parts",
         )
     fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where, stated), **stated}

@@ -31,8 +31,27 @@ MOST_NUMBERS = 1000
 LARGEST_NUMBER = 10**7
 
 
-_UPDATES_OF_REWARDS = frozenset(("ppo", "grpo", "gspo", "dapo", "rloo"))
-"""Training by rewards, of whose steps only the update of the policy has a price."""
+_UPDATES_OF_REWARDS = (
+    "is no kind of step: answers are drawn by other programs, and its update is --kind sft"
+)
+_AS_FSDP2, _AS_MEGATRON = "is planned as --framework fsdp2", "is planned as --framework megatron"
+_LAUNCHED = "starts plans of deepspeed and fsdp2: plan with one of them, then `launch --target {}`"
+_SAID_OF_OTHERS = {
+    "kind": dict.fromkeys(("ppo", "grpo", "gspo", "dapo", "rloo"), _UPDATES_OF_REWARDS),
+    "framework": {
+        **dict.fromkeys(
+            ("accelerate", "fsdp", "hf", "huggingface", "pytorch", "torch", "transformers"),
+            _AS_FSDP2,
+        ),
+        **dict.fromkeys(("bridge", "megatron-bridge", "megatron-lm", "nemo"), _AS_MEGATRON),
+        **{
+            name: _LAUNCHED.format(name) for name in ("axolotl", "llama-factory", "ms-swift", "trl")
+        },
+        "llamafactory": _LAUNCHED.format("llama-factory"),
+        "swift": _LAUNCHED.format("ms-swift"),
+    },
+}
+"""By parameter, what is said of a word that is none of its choices and that users know."""
 
 
 class NearMissChoice(click.Choice[str]):
@@ -42,8 +61,9 @@ class NearMissChoice(click.Choice[str]):
         """The name itself, or a usage error."""
         if value in self.choices:
             return str(value)
-        if param is not None and param.name == "kind" and str(value).lower() in _UPDATES_OF_REWARDS:
-            what = "is no kind of step: answers are drawn by other programs, and its update is --kind sft"
+        known = _SAID_OF_OTHERS.get("" if param is None else str(param.name), {})
+        what = known.get(str(value).lower())
+        if what is not None:
             self.fail(f"{shown(value)} {what}; allowed: {', '.join(self.choices)}", param, ctx)
         self.fail(f"{shown(value)} is not known{suggestion(value, self.choices)}", param, ctx)
 

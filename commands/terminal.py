@@ -194,8 +194,45 @@ def as_typed(message: str, command: click.Command | None) -> str:
     return message
 
 
+_OPTIONS_OF_OTHERS = {
+    "--global-batch": "batch batch-size gbs global-batch-size train-batch-size",
+    "--seq-len": "context-length cutoff-len max-length max-seq-len max-seq-length seq-length",
+    "--gpus": "n-gpus ngpus num-gpus nproc-per-node world-size",
+    "--lora-rank": "lora-r",
+    "--precision": "bf16 dtype fp16 fp8",
+    "--pin micro_batch=N": "mbs micro-batch micro-batch-size per-device-train-batch-size",
+    "--pin zero_stage=N": "stage zero zero-stage",
+    "--pin recompute=full": "activation-checkpointing gradient-checkpointing recompute",
+}
+"""What others call an option here, by what to write."""
+_DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")
+_WITHOUT_PRICE = "epochs learning-rate lora-alpha lora-dropout lr warmup-steps weight-decay"
+
+
+def _of_another_name(error: click.NoSuchOption) -> str | None:
+    """What to write in place of an option that other programs have; None where none is known.
+
+    An option of another name is said where the command has it.
+    """
+    name = error.option_name.lstrip("-").replace("_", "-").lower()
+    if name in _WITHOUT_PRICE.split():
+        return "It changes no price: leave it out here."
+    named = {old: new for new, names in _OPTIONS_OF_OTHERS.items() for old in names.split()}
+    written = f"--pin {name}=N" if name in _DEGREES else named.get(name)
+    params = [] if error.ctx is None else error.ctx.command.params
+    options = {option for param in params for option in param.opts}
+    if written is None or written.split()[0] not in options:
+        return None
+    return f"Write {written}."
+
+
 def _plainly(error: click.ClickException) -> click.ClickException:
-    """The error, with what to write where a number was refused for its unit."""
+    """The error, with what to write for a number refused for its unit, or an option of another name."""
+    if isinstance(error, click.NoSuchOption):
+        written = _of_another_name(error)
+        if written is None:
+            return error
+        return click.UsageError(f"No such option {error.option_name!r}. {written}", ctx=error.ctx)
     if not isinstance(error, click.BadParameter):
         return error
     words = in_digits(error.message)
@@ -208,6 +245,11 @@ _NOT_A_NUMBER = re.compile(
     r"'(?P<digits>[0-9]+(?:\.[0-9]+)?) ?(?P<unit>[A-Za-z]{1,5}|[eE]1?[0-9])' is not a valid "
     r"(?P<kind>integer|float)"
 )
+_PRODUCT = re.compile(
+    r"(?P<typed>'(?:(?P<nodes>[0-9]{1,6}) ?[xX*] ?)?(?P<each>[0-9]{1,6}|[0-9]{1,3}(?:,[0-9]{3}){1,4})') "
+    r"is not a valid integer"
+)
+"""Nodes times GPUs, or a number with commas."""
 _POWERS_OF_TEN = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}
 
 
@@ -220,7 +262,13 @@ def in_digits(message: str) -> str:
     "'4k' is not a whole number: write 4000 or 4096."
     >>> in_digits("'5GB' is not a valid float.")
     "'5GB' is not a number: write its digits alone, without a unit."
+    >>> in_digits("'2x8' is not a valid integer.")
+    "'2x8' is not a whole number: write 16."
     """
+    product = _PRODUCT.match(message)
+    if product is not None:
+        numbers = int(product["nodes"] or 1), int(product["each"].replace(",", ""))
+        return f"{product['typed']} is not a whole number: write {numbers[0] * numbers[1]}."
     said = _NOT_A_NUMBER.match(message)
     if said is None:
         return message

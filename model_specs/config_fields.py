@@ -372,7 +372,7 @@ def _rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
 
     Positions of images in three dimensions (Qwen2-VL) turn by the same angles as those of text.
     """
-    scaling.passed_over("mrope_section", "mrope_interleaved")
+    scaling.passed_over("mrope_section", "mrope_interleaved", "interleaved")
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind in ("default", "mrope"):
         return None

@@ -697,8 +697,10 @@ def _qwen3_vl_experts(config: ConfigFields) -> Fields | None:
 
 
 def _qwen3_omni_experts(config: ConfigFields) -> Fields | None:
-    """As Qwen3's; no layer has a window, whatever the field says."""
-    config.passed_over("sliding_window")
+    """As Qwen3's; no layer has a window or a shared expert, and all have norms, whatever the fields say."""
+    config.passed_over(
+        "sliding_window", "use_sliding_window", "shared_expert_intermediate_size", "use_qk_norm"
+    )
     moe = _qwen_experts(config)
     return moe and moe | {"router_normalized": config.flag("norm_topk_prob", True)}
 
@@ -1709,6 +1711,8 @@ _APERTUS: Record = {
 
 
 def _short_convolutions(config: ConfigFields) -> Fields:
+    # Older files say sizes twice.
+    config.passed_over("block_dim", "conv_dim", "conv_dim_out", "num_heads", "theta")
     hidden, kinds = config.count("hidden_size"), config.entries("layer_types")
     kernel = config.count("conv_L_cache", 3)
     full = full_layers(config, kinds, "conv") if kinds else [True] * config.layers()
@@ -2172,7 +2176,14 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family("SeedOssForCausalLM", (_SEED_OSS,)),
     "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", (_HUNYUAN,)),
     "arcee": Family("ArceeForCausalLM", (_ARCEE,)),
-    "apertus": Family("ApertusForCausalLM", (_APERTUS,)),
+    "apertus": Family(
+        "ApertusForCausalLM",
+        (
+            only("qk_norm", True, "only true is supported"),
+            only("post_norm", False, "norms behind the blocks are not supported"),
+            _APERTUS,
+        ),
+    ),
     "lfm2": Family("Lfm2ForCausalLM", (_LFM2_BIAS, _LFM2, _short_convolutions)),
     "lfm2_moe": Family(
         "Lfm2MoeForCausalLM", (_LFM2_BIAS, _LFM2_MOE, _short_convolutions, _lfm2_experts)

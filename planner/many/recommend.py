@@ -6,14 +6,19 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import gcd, isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from meshwright.cluster_specs.allocation import check_gpus
-from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.reader import (
+    MixedClusterSpec,
+    is_mixed_cluster,
+    read_cluster,
+    read_mixed_cluster,
+)
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
 from meshwright.documents import csv_text, frame_of
@@ -118,7 +123,8 @@ class SizedPlan:
     """As in the results of a batch."""
     files: Mapping[str, str]
     headroom_gib: float | None = None
-    """HBM that the plan leaves free on its fullest GPU; None without a plan."""
+    """HBM that the plan leaves free on its fullest GPU; None without a plan. Of unlike parts the least HBM
+    counts."""
 
     @property
     def has_plan(self) -> bool:
@@ -246,7 +252,8 @@ def recommendation_document(answer: Recommendation) -> dict[str, Any]:
         "reached": [_row(plan) for plan in answer.reached],
         "missed": [_row(plan) for plan in answer.missed],
         "proven_fewest": {
-            plan.cluster: smaller is None or answer.misses_for_sure(smaller)
+            plan.cluster: not plan.row.get("runs_on")
+            and (smaller is None or answer.misses_for_sure(smaller))
             for plan in answer.reached
             for smaller in (answer.smaller[plan.cluster],)
         },
@@ -384,15 +391,12 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
     OutOfTimeError
         Where the plan of a size has a time limit, and it came before any plan.
     """
-    clusters = {name: read_cluster(name) for name in request.clusters}
+    clusters = {
+        name: read_mixed_cluster(name) if is_mixed_cluster(name) else read_cluster(name)
+        for name in request.clusters
+    }
     for cluster in clusters.values():
-        for size in request.sizes:
-            check_gpus(cluster, size)
-        if request.most_gpus:
-            check_gpus(cluster, request.most_gpus)
-        elif cluster.elastic and request.most_gpus is None and not request.sizes:
-            what = "this is a kind of node, in any number; say the most that may be taken"
-            raise InputError(what, where="--gpus", value=cluster.name)
+        _check_sizes(request, cluster)
     sizes = _SizePlanner(request, clusters, progress)
     target_s = request.target_s
     if target_s is None:
@@ -417,6 +421,26 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
     )
 
 
+def _check_sizes(request: SizeRequest, cluster: ClusterSpec | MixedClusterSpec) -> None:
+    if isinstance(cluster, MixedClusterSpec):
+        limit = request.most_gpus or cluster.gpus
+        if cluster.gpus > limit or (request.sizes and cluster.gpus not in request.sizes):
+            what = f"the parts of {cluster.name} are taken together, {cluster.gpus} GPUs"
+            raise InputError(what, where="--sizes" if request.sizes else "--gpus")
+        return
+    for size in request.sizes:
+        check_gpus(cluster, size)
+    if request.most_gpus:
+        check_gpus(cluster, request.most_gpus)
+    elif cluster.elastic and request.most_gpus is None and not request.sizes:
+        what = "this is a kind of node, in any number; say the most that may be taken"
+        raise InputError(what, where="--gpus", value=cluster.name)
+
+
+def _parts_of(cluster: MixedClusterSpec) -> list[tuple[ClusterSpec, int]]:
+    return [(part.cluster, part.gpus) for part in cluster.parts]
+
+
 _Task = tuple[str, int, float]
 """(cluster, GPUs, GiB kept free)."""
 
@@ -425,7 +449,10 @@ class _SizePlanner:
     """Plans a cluster at a size, once."""
 
     def __init__(
-        self, request: SizeRequest, clusters: Mapping[str, ClusterSpec], progress: Progress
+        self,
+        request: SizeRequest,
+        clusters: Mapping[str, ClusterSpec | MixedClusterSpec],
+        progress: Progress,
     ) -> None:
         self._request = request
         self._clusters = clusters
@@ -450,7 +477,7 @@ class _SizePlanner:
         tasks = [
             (name, size, reserve)
             for name in self._request.clusters
-            for size in self._request.sizes or self._halvings(name)
+            for size in self._swept(name)
             for reserve in self._request.reserves_gib
         ]
         waiting = [task for task in tasks if task not in self._plans]
@@ -462,6 +489,11 @@ class _SizePlanner:
             self._keep(waiting[index], result)
         return [self._plans[task] for task in tasks]
 
+    def _swept(self, name: str) -> Sequence[int]:
+        if isinstance(self._clusters[name], MixedClusterSpec):
+            return self._sizes(name)
+        return self._request.sizes or self._halvings(name)
+
     def _halvings(self, name: str) -> list[int]:
         sizes = self._sizes(name)
         halvings = {sizes[-1]}
@@ -471,9 +503,11 @@ class _SizePlanner:
 
     def _sizes(self, name: str) -> list[int]:
         """Parts of a node that divide it, then whole nodes; between part-filled nodes what all of them divide
-        into; and the most there are.
+        into; and the most there are. Parts of a mixed cluster are taken together.
         """
         cluster = self._clusters[name]
+        if isinstance(cluster, MixedClusterSpec):
+            return [cluster.gpus]
         per_node = cluster.gpus_per_node
         limit = min(self._request.most_gpus or cluster.gpus, cluster.gpus)
         parts = {size for size in range(1, per_node) if per_node % size == 0}
@@ -507,14 +541,17 @@ class _SizePlanner:
             raise OutOfTimeError(f"{name}, {size} GPUs: the time limit came before any plan")
         if row["status"] == "failed":
             raise InputError(row["message"], where=f"{name}, {size} GPUs")
-        price = Budget.of(self._request.plan).price(cluster)
-        peak_gib = row.get("peak_memory_gib")
+        budget, peak_gib = Budget.of(self._request.plan), row.get("peak_memory_gib")
+        parts = [(cluster, size)] if isinstance(cluster, ClusterSpec) else _parts_of(cluster)
+        prices = [(budget.price(part), gpus) for part, gpus in parts]
+        usd_per_h = sum(nan if price is None else price * gpus for price, gpus in prices)
+        hbm_gib = min(part.device.hbm_gib for part, _ in parts)
         self._plans[task] = SizedPlan(
             cluster=name,
             gpus=size,
             reserve_gib=reserve_gib,
-            usd_per_h=None if price is None else price * size,
+            usd_per_h=None if isnan(usd_per_h) else usd_per_h,
             row=row,
             files=result["files"],
-            headroom_gib=None if peak_gib is None else cluster.device.hbm_gib - peak_gib,
+            headroom_gib=None if peak_gib is None else hbm_gib - peak_gib,
         )

@@ -196,9 +196,12 @@ def _reason(request: PlanRequest, best: Priced, full: Outcome | None) -> str:
     if full is None or full.status == "unknown":
         return f"no layout on all {request.gpus} GPUs was found in time"
     if not full.best:
+        below, above = (request.global_batch // request.gpus + n for n in (0, 1))
+        nearest = " or ".join(f"{n * request.gpus}" for n in (below, above) if n)
+        hint = f"; {nearest} would" if request.global_batch % request.gpus else ""
         return (
             f"no layout in this space uses all {request.gpus} GPUs (degrees and a global batch of "
-            f"{request.global_batch} must divide them, and every rule must hold)"
+            f"{request.global_batch} must divide among them{hint}, and every rule must hold)"
         )
     slower = 100.0 * (full.best[0].step_time_s / best.step_time_s - 1.0)
     bound_s = full.lower_bound_s

@@ -214,7 +214,10 @@ def _verdict(answer: Recommendation, target_s: float) -> list[str]:
     if answer.reached:
         best = answer.reached[0]
         price = "" if best.usd_per_h is None else f", {best.usd_per_h:,.2f} USD an hour"
-        sentences.append(f"{counted(best.gpus, 'GPU')} of {best.cluster}{price}: {_speed(best)}.")
+        through = f", on {best.row['runs_on']}" if best.row.get("runs_on") else ""
+        sentences.append(
+            f"{counted(best.gpus, 'GPU')} of {best.cluster}{through}{price}: {_speed(best)}."
+        )
         sentences += _cost(best)
         sentences.append(_fewest(answer, best))
     for point in answer.missed:
@@ -237,6 +240,8 @@ def _cost(point: SizedPlan) -> list[str]:
 def _fewest(answer: Recommendation, best: SizedPlan) -> str:
     """Why fewer GPUs do not reach the target, or that this was not proven."""
     smaller = answer.smaller[best.cluster]
+    if smaller is None and best.row.get("runs_on"):
+        return "Its parts are taken together: whether one of them is enough, `--cluster` with it answers."
     if smaller is None:
         return "That is the smallest size there is."
     is_proven = answer.misses_for_sure(smaller)

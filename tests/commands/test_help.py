@@ -48,6 +48,9 @@ def test_an_example_parses_and_is_shown(name: str) -> None:
         ("--global-batch", "1e3", "'1e3' is not a whole number: write 1000."),
         ("--tokens", "15T", "'15T' is not a number: write 15e12."),
         ("--reserve-gib", "5GB", "'5GB' is not a number: write its digits alone, without a unit."),
+        ("--gpus", "2x8", "'2x8' is not a whole number: write 16."),
+        ("--seq-len", "131,072", "'131,072' is not a whole number: write 131072."),
+        ("--seq-len", "1,2", "'1,2' is not a valid integer."),
         ("--gpus", "many", "'many' is not a valid integer."),
     ],
 )
@@ -56,6 +59,42 @@ def test_a_number_with_a_unit_is_told_in_digits(option: str, value: str, words: 
     result = CliRunner().invoke(cli.main, asked)
     assert result.exit_code == 2
     assert f"Error: Invalid value for '{option}': {words}" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--batch-size 64", "No such option '--batch-size'. Write --global-batch."),
+        ("--max_seq_length 64", "No such option '--max_seq_length'. Write --seq-len."),
+        ("--tp 2", "No such option '--tp'. Write --pin tp=N."),
+        ("--zero-stage 3", "No such option '--zero-stage'. Write --pin zero_stage=N."),
+        (
+            "--lora-alpha 32",
+            "No such option '--lora-alpha'. It changes no price: leave it out here.",
+        ),
+        ("--warp 9", "No such option '--warp'. Did you mean '--sweep'?"),
+        ("--framework trl", "plan with one of them, then `launch --target trl`"),
+        ("--framework LLaMAFactory", "then `launch --target llama-factory`"),
+        ("--framework accelerate", "'accelerate' is planned as --framework fsdp2"),
+        ("--framework nemo", "'nemo' is planned as --framework megatron"),
+        ("--framework jax", "'jax' is not known; allowed: deepspeed, fsdp2, megatron, torchtitan"),
+        ("--kind grpo", "'grpo' is no kind of step"),
+        ("--nodes 2", "and launch.sh takes those of the job; 2 whole nodes are --gpus 16"),
+        ("--nodes n[1-2]", "and launch.sh takes those of the job"),
+    ],
+)
+def test_words_of_other_programs_are_told_what_to_write(words: str, message: str) -> None:
+    """`--batch-size` was asked whether `--pack-size` was meant."""
+    asked = "plan qwen3-8b --cluster dgx-h100 --gpus 8 --global-batch 8 --seq-len 512"
+    result = CliRunner().invoke(cli.main, [*asked.split(), *words.split()])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_an_option_that_a_command_lacks_is_not_suggested() -> None:
+    result = CliRunner().invoke(cli.main, ["memory", "--tp", "2"])
+    assert result.exit_code == 2
+    assert "--pin" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -302,9 +302,9 @@ NOT_AS_PEFT = {
     "qwen1.5-moe-a2.7b",
     "trinity-mini-26b-a3b",
 }
-"""Of Llama 4, Granite with experts, LFM2-MoE, Qwen1.5-MoE, Hy3 and Phi-3.5-MoE, PEFT 0.21 leaves routed experts
-alone, which plans count. Trinity's count is 0.6 % off, OLMo Hybrid's, whose linear attention projects queries,
-keys and values apart, 6 %. Beside Kimi Delta and lightning attention plans refuse adapters."""
+"""Of Llama 4, Granite, LFM2-MoE, Qwen1.5-MoE, Hy3 and Phi-3.5-MoE, PEFT 0.21 leaves routed experts
+alone, which plans count. Of Trinity the count is 0.6 % off, of OLMo Hybrid, whose linear attention has
+queries, keys and values apart, 7 %. Beside Kimi Delta and lightning attention plans refuse adapters."""
 
 
 def every_matrix(name: str) -> tuple[str, ...]:

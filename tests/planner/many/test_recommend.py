@@ -15,7 +15,13 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.errors import InputError
 from meshwright.planner.many.batch import do_job
-from meshwright.planner.many.recommend import Recommendation, SizedPlan, SizeRequest, plan_sizes
+from meshwright.planner.many.recommend import (
+    Recommendation,
+    SizedPlan,
+    SizeRequest,
+    plan_sizes,
+    recommendation_document,
+)
 from meshwright.planner.request.choices import WITHOUT
 
 PINS = "micro_batch=1,cp=1,pp=1,zero_stage=1"
@@ -212,3 +218,57 @@ def test_what_cannot_be_answered_says_so(kept: Path, more: list[str], code: int,
 def test_a_kind_of_node_needs_a_limit(kept: Path) -> None:
     with pytest.raises(InputError, match="the most that may be taken"):
         plan_sizes(wish(kept, most_gpus=None), quiet)
+
+
+def mixed(folder: Path, **prices: float) -> str:
+    parts = [
+        {"cluster": {"base": name, "gpus": 8, "usd_per_gpu_hour": price}, "gpus": 8, "name": name}
+        for name, price in prices.items()
+    ]
+    path = folder / "mixed.yaml"
+    path.write_text(yaml.safe_dump({"name": "both", "parts": parts}), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.slow
+def test_parts_of_a_mixed_cluster_are_taken_together(kept: Path, tmp_path: Path) -> None:
+    """As `batch` plans them, 8 GPUs at 2 dollars and 8 at 1, beside another cluster."""
+    path = mixed(tmp_path, **{"dgx-h100": 2.0, "dgx-a100": 1.0})
+    plan = {"global_batch": 16, "seq_len": 1024, "without": WITHOUT, "pin": "micro_batch=1"}
+    fields = {**plan, "name": "x", "model": "llama-3.2-1b", "cluster": path}
+    row = do_job(fields, None)["row"]
+    asked = wish(
+        kept,
+        model="llama-3.2-1b",
+        clusters=(path, "dgx-v100"),
+        plan=plan,
+        most_gpus=16,
+        step_time_s=row["step_time_s"] * 1.001,
+    )
+    answer = plan_sizes(asked, quiet)
+    (both,) = [each for each in answer.reached if each.cluster == path]
+    assert (both.gpus, both.usd_per_h) == (16, 8 * 2.0 + 8 * 1.0)
+    assert both.step_time_s == pytest.approx(row["step_time_s"])
+    assert both.row["runs_on"] == row["runs_on"]
+    assert both.headroom_gib is not None
+    document = recommendation_document(answer)
+    assert document["proven_fewest"][path] is False
+    assert [each.cluster for each in answer.missed] == ["dgx-v100"]
+    for wrong in ({"most_gpus": 8}, {"sizes": (8,)}):
+        with pytest.raises(InputError, match="the parts of both are taken together, 16 GPUs"):
+            plan_sizes(wish(kept, clusters=(path,), step_time_s=1.0, **wrong), quiet)
+
+
+@pytest.mark.slow
+def test_the_verdict_names_the_parts(kept: Path, tmp_path: Path) -> None:
+    path = mixed(tmp_path, **{"dgx-h100": 2.0, "dgx-a100": 1.0})
+    line = (
+        f"recommend llama-3.2-1b --cluster {path} --global-batch 16 --seq-len 1024 --step-time 60"
+    )
+    done = CliRunner().invoke(
+        main, [*line.split(), "--cache", str(kept), "--workers", "1", "--pin", "micro_batch=1"]
+    )
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    assert said.startswith(f"16 GPUs of {path}, on dgx-h100")
+    assert "Its parts are taken together" in said

@@ -15,7 +15,7 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.best_plan import BestPlan, search_with_buckets
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
-from meshwright.planner.plan.nodes import better_of, decide_on_idle_gpus
+from meshwright.planner.plan.nodes import better_of, decide_on_idle_gpus, idle_document
 from meshwright.planner.plan.verify import faults, verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.pricing import Certificate, Outcome
@@ -291,6 +291,24 @@ def test_the_full_layout_is_planned_where_it_is_not_slower(
     settled = decide_on_idle_gpus(request(gpus=16), lambda _, **_begin: next(answers))
     assert (settled.outcome.best[0].layout.gpus, settled.outcome.status) == (gpus, status)
     assert settled.outcome.lower_bound_s == bound
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "words"),
+    [
+        (12, 64, "a global batch of 64 must divide among them; 60 or 72 would, and every"),
+        (12, 5, "a global batch of 5 must divide among them; 12 would, and every"),
+        (16, 64, "a global batch of 64 must divide among them, and every"),
+    ],
+)
+def test_idle_gpus_are_told_which_batches_all_of_them_divide(
+    gpus: int, batch: int, words: str
+) -> None:
+    nothing = outcome(None, "infeasible", None)
+    asked = request(gpus=gpus, global_batch=batch)
+    document = idle_document(asked, priced(8, 1.0), nothing)
+    assert document is not None
+    assert words in document.reason
 
 
 def test_the_search_on_all_gpus_begins_with_the_fastest_that_is_known() -> None:
