@@ -19,6 +19,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -135,8 +136,40 @@ def packaged_document(package: str, file: str) -> Any:
     file
         Path of the file from there: `data/catalog.yaml`.
     """
-    text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
-    return yaml.load(text, Loader=_LOADER)  # noqa: S506
+    return yaml.load(_packaged_text(package, file), Loader=_LOADER)  # noqa: S506
+
+
+def _packaged_text(package: str, file: str) -> str:
+    return resources.files(package).joinpath(file).read_text(encoding="utf-8")
+
+
+class PackagedEntries(Mapping[str, Any]):
+    """The mapping that such a file holds, each entry read when it is asked for: requests ask for one of many.
+
+    Parameters
+    ----------
+    package, file
+        As `packaged_document` takes them. Entries begin without indent, under names without quotes.
+    """
+
+    def __init__(self, package: str, file: str) -> None:
+        parts = re.split(r"(?m)^(?=[^\s#])", _packaged_text(package, file))[1:]
+        self._texts = {part.partition(":")[0]: part for part in parts}
+        self._known: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known:
+            self._known |= yaml.load(self._texts[name], Loader=_LOADER)  # noqa: S506
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 def parse_mapping(text: str, where: str) -> dict[str, object]:

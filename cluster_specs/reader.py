@@ -16,8 +16,8 @@ from meshwright.cluster_specs.schema import XGMI, ClusterSpec, DeviceSpec, Mediu
 from meshwright.documents import (
     LARGE_FILE_BYTES,
     ClosedDocument,
+    PackagedEntries,
     is_file,
-    packaged_document,
     read_mapping,
     read_text,
     validated,
@@ -86,11 +86,8 @@ def node_kind_of(device: str) -> str | None:
 
 
 @cache
-def _entries(file: str) -> dict[str, dict[str, Any]]:
-    entries: dict[str, dict[str, Any]] = packaged_document(
-        "meshwright.cluster_specs", f"data/{file}"
-    )
-    return entries
+def _entries(file: str) -> Mapping[str, dict[str, Any]]:
+    return PackagedEntries("meshwright.cluster_specs", f"data/{file}")
 
 
 MOST_NODES = 131_072

@@ -24,7 +24,7 @@ import click
 import meshwright
 from meshwright.commands.options import GROUPS, example_of
 from meshwright.errors import ExitCode, InfeasibleError, message_of, near_miss
-from meshwright.planner.solvers.processes import start_thread
+from meshwright.planner.solvers.processes import THREAD_COUNTS, start_thread
 
 if TYPE_CHECKING:
     from meshwright.planner.mixed.document import AnyPlan
@@ -142,6 +142,9 @@ class Commands(click.Group):
         ctx.meta[_BEGAN] = time.monotonic()
         # Looking for other packages' plugins takes pydantic longer than a calculator its answer.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+        # Threads of numpy's library would wait for work in a loop, and get none: products here are small.
+        for name in THREAD_COUNTS:
+            os.environ.setdefault(name, "1")
         try:
             with interruptible(interrupted), ctx.scope(cleanup=False):
                 result = super().invoke(ctx)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from meshwright.documents import (
+    PackagedEntries,
     is_file,
     packaged_document,
     path_text,
@@ -32,7 +32,7 @@ _WHERE = "model catalog"
 
 @cache
 def _entries() -> Mapping[str, object]:
-    return MappingProxyType(packaged_document("meshwright.model_specs", "data/catalog.yaml"))
+    return PackagedEntries("meshwright.model_specs", "data/catalog.yaml")
 
 
 @cache

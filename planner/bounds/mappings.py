@@ -8,7 +8,7 @@ matrices are all the mappings that treat blocks alike, so choosing one of them i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations
 from math import prod
@@ -47,7 +47,7 @@ from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import make_context, waits_by_shards
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Execution, Workload
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -180,8 +180,7 @@ class KnownTimes:
         distinct = rows_of_context(context, first)
         if len(first) > MOST_KEPT:
             return kind_times(distinct).rows(back, len(first))
-        columns = [np.asarray(getattr(distinct.layout, name), np.int64) for name in OF_LAYERS]
-        keys = [key.tobytes() for key in np.stack(columns, axis=1)]
+        keys = _keys(distinct.layout, OF_LAYERS)
         if len(self._places) > MOST_KEPT:
             self._places, self._times = {}, None
         new = [row for row, key in enumerate(keys) if key not in self._places]
@@ -193,6 +192,12 @@ class KnownTimes:
         assert self._times is not None
         places = np.array([self._places[key] for key in keys])
         return self._times.rows(places[back], len(self._places))
+
+
+def _keys(layouts: Layout, names: Sequence[str]) -> list[bytes]:
+    """What tells some layouts [n] apart by some of their fields."""
+    columns = [np.asarray(getattr(layouts, name), np.int64) for name in names]
+    return [key.tobytes() for key in np.stack(columns, axis=1)]
 
 
 def shared_costs(context: Context) -> LayerCosts:
@@ -769,6 +774,65 @@ def least_group_traffic(
         return DataParallelTraffic(*(column.sum(axis=0).min(axis=-1) for column in columns))
 
     return joined_traffic(rows_of_context(context, first), traffic_of, back)
+
+
+NOT_OF_TRAFFIC = ("moe_dispatch", "ep_overlap", "tp_overlap", "cuda_graph", "cp_comm", "cp_inner")
+"""Settings that data-parallel traffic does not depend on."""
+MOST_TRAFFIC_KEPT = 1 << 17
+"""Layouts whose traffic is kept."""
+
+
+class KnownTraffic:
+    """`least_group_traffic` of layouts as well placed as they can be, kept for the executions and searches
+    that cannot tell it apart.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers, self._places = numbers, dict[bytes, int]()
+        self._columns = np.zeros((6, 0))
+
+    def least(self, context: Context) -> tuple[DataParallelTraffic, DataParallelTraffic]:
+        """Of layouts [n], n at least 1: with the framework's own buckets [n], and with others [1, n]."""
+        first, back = rows_by_value(context.layout, OF_TRAFFIC)
+        distinct = rows_of_context(context, first)
+        keys = _keys(distinct.layout, OF_TRAFFIC)
+        if len(self._places) > MOST_TRAFFIC_KEPT:
+            self._places, self._columns = {}, np.zeros((6, 0))
+        new = [row for row, key in enumerate(keys) if key not in self._places]
+        if new:
+            part = rows_of_context(distinct, np.array(new))
+            own, *others = least_group_traffic(part, self._numbers)
+            columns = [*own, *np.concatenate(others[0] if others else np.array(own)[:, None])]
+            self._columns = np.concatenate([self._columns, np.stack(columns)], axis=1)
+            self._places |= {keys[row]: len(self._places) + at for at, row in enumerate(new)}
+        columns_here = self._columns[:, np.array([self._places[key] for key in keys])[back]]
+        return (
+            DataParallelTraffic(*columns_here[:3]),
+            DataParallelTraffic(*columns_here[3:, None]),
+        )
+
+
+@dataclass(frozen=True)
+class _OfTraffic:
+    """What is known of one workload's traffic, as a key."""
+
+    workload: Workload
+    numbers: tuple[int, ...]
+
+    def __hash__(self) -> int:
+        # Models and clusters of one request are the same objects, unhashed.
+        return hash((id(self.workload.model), id(self.workload.cluster), self.numbers))
+
+
+def known_traffic(workload: Workload, numbers: Sequence[int]) -> KnownTraffic:
+    """The traffic that is known of a workload's layouts with the best of some numbers of groups."""
+    plain = {name: getattr(Execution(), name) for name in NOT_OF_TRAFFIC}
+    return _known_traffic(_OfTraffic(replace(workload, memory_margin=1.0, **plain), tuple(numbers)))
+
+
+@lru_cache(maxsize=16)
+def _known_traffic(asked: _OfTraffic) -> KnownTraffic:
+    return KnownTraffic(asked.numbers)
 
 
 def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None = None) -> _ByGroups:

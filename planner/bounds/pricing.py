@@ -55,6 +55,7 @@ from meshwright.planner.bounds.mappings import (
     KnownTimes,
     Matrices,
     divisors,
+    known_traffic,
     least_group_traffic,
     mapped_layouts,
     mappings_of,
@@ -164,7 +165,7 @@ class CostModelPricing:
             traffic: tuple[DataParallelTraffic, ...] = ()
             numbers = numbers_of_groups if any(several) else ()
             if count and numbers:
-                traffic = least_group_traffic(context, numbers)
+                traffic = known_traffic(self._workload, numbers).least(context)
             elif count:
                 traffic = shared_traffic(context)
             times, pace_s = self._known.times(context), np.zeros(len(part))

@@ -177,8 +177,7 @@ class Branch:
             return degrees, np.zeros(0), np.zeros(0)
         placed = self._placed(degrees, cutoff_s, certificate)
         degrees, fits = degrees.take(placed), fits[placed]
-        variants = self._promising(degrees, fits, cutoff_s, certificate, few)
-        layouts = self.space.grouped(self.space.scheduled(variants))
+        layouts = self._promising(degrees, fits, cutoff_s, certificate, few)
         layouts = self._worth_offloading(layouts, cutoff_s, certificate)
         return self.promising_layouts(self.space.offloaded(layouts), cutoff_s, certificate)
 
@@ -320,9 +319,10 @@ class Branch:
         certificate: Certificate,
         few: int,
     ) -> Layout:
-        """Variants that fit and that, however many virtual stages they get, may beat the cutoff.
+        """Layouts that fit, with each number of virtual stages that may beat the cutoff and every number of
+        shard groups.
 
-        Those of fewer than `few` layouts are all left as they are.
+        Those of variants of fewer than `few` layouts are all left as they are.
 
         Of the step T = m a + (S - a) x + ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the
         factor (m + (pp - 1) x) / (m + (pp - 1) / v).
@@ -333,29 +333,32 @@ class Branch:
         kept = has_room & (counts > 0)
         variants, counts = variants.take(kept), counts[kept]
         if not np.isfinite(cutoff_s) or counts.sum() < few:
-            return variants
-        bound_s = self._any_pipeline_bound_s(variants)
-        good = bound_s < cutoff_s
-        certificate.bounded_out += int(counts[~good].sum())
-        return variants.take(good)
+            return self.space.grouped(self.space.scheduled(variants))
+        rows, stages, bound_s = self._pipeline_bounds_s(variants)
+        good = np.zeros((len(counts), int(stages.max(initial=0)) + 1), dtype=np.bool_)
+        good[rows, stages] = bound_s < cutoff_s
+        pipelines = self.space.pipeline_counts[np.asarray(variants.pp)]
+        layouts = self.space.scheduled(variants)
+        good_layouts = good[np.repeat(np.arange(len(counts)), pipelines), layouts.vpp]
+        left_out = np.repeat(counts // np.maximum(pipelines, 1), pipelines)[~good_layouts]
+        certificate.bounded_out += int(left_out.sum())
+        return self.space.grouped(layouts.take(good_layouts))
 
-    def _any_pipeline_bound_s(self, variants: Layout) -> FloatArray:
-        """Bounds over every pipeline of the space, [n].
+    def _pipeline_bounds_s(self, variants: Layout) -> tuple[IntArray, IntArray, FloatArray]:
+        """Every pipeline of the space that some variants go with: which of them it is, its number of virtual
+        stages, and its bound; three arrays [k].
 
         Each number of virtual stages is bounded by itself: more of them hide more data-parallel traffic, so
         that no bound of few holds for many.
         """
-        pp = np.asarray(variants.pp)
-        rows, stages, shares = self.space.virtual_rows(pp)
+        rows, stages, shares = self.space.virtual_rows(np.asarray(variants.pp))
         pipelines = variants.take(rows)
         full = (np.asarray(pipelines.recompute) & int(Recompute.FULL)) != 0
         fewest_recomputed = replace(pipelines, vpp=stages, recompute_layers=full.astype(np.int64))
         m = np.asarray(pipelines.num_micro_batches, dtype=np.float64)
         others = np.asarray(pipelines.pp, dtype=np.float64) - 1.0
         factor = (m + others * shares) / (m + others / stages)
-        bound_s = np.full(len(pp), inf)
-        np.minimum.at(bound_s, rows, self._bound_s(fewest_recomputed) * factor)
-        return bound_s
+        return rows, stages, self._bound_s(fewest_recomputed) * factor
 
 
 def sparing_recompute(space: Space) -> tuple[int, ...]:

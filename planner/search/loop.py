@@ -528,7 +528,6 @@ class LayoutSearch:
         every_layout = scan.every_layout(most_gpus, more_than)
         order = LeastFirst(scan.bound_s, reach_s)
         self.certificate.layouts += every_layout
-        has_room = self._room_for_states(scan)
         together = self._together
         position, size = 0, self._params.first_batch
         if self._is_survey:
@@ -544,7 +543,6 @@ class LayoutSearch:
                 reach_s = first_s if is_whole else min(4.0 * reach_s, first_s)
                 scan = scan if is_whole else self._degrees(most_gpus, more_than, reach_s)
                 order = LeastFirst(scan.bound_s, reach_s)
-                has_room = self._room_for_states(scan)
             if position >= len(order):
                 break
             batch, bound_s = order.take(position, position + size), scan.bound_s
@@ -553,11 +551,11 @@ class LayoutSearch:
             self._remaining_s()
             self._unexplored_s = min(float(bound_s[batch[0]]), later_s)
             taken = batch = batch[bound_s[batch] < self._cutoff_s]
-            if has_room is not None and not has_room[batch].any() and not self._is_promising():
-                batch = batch[:0]
-            held = None if has_room is None else has_room[batch]
+            has_room = self._room_for_states(scan.degrees.take(batch))
+            if has_room is not None and not has_room.any() and not self._is_promising():
+                batch, has_room = batch[:0], has_room[:0]
             branches = scan.by_branch(
-                batch, lambda: self._cutoff_s, self._room, held, self._surveyed
+                batch, lambda: self._cutoff_s, self._room, has_room, self._surveyed
             )
             for index, degrees, fits, left_out in branches:
                 self.certificate.bounded_out += left_out
@@ -578,13 +576,13 @@ class LayoutSearch:
         """Whether the pool has a layout that is likely so much faster that it is priced at once."""
         return self._pool.least_s() < self._params.promising * self._price_s
 
-    def _room_for_states(self, scan: DegreeScan) -> BoolArray | None:
+    def _room_for_states(self, degrees: Layout) -> BoolArray | None:
         """Of which degrees the states may fit, [n]; None where layouts are counted by the rule they break.
 
         Degrees without room for their states have no layout under any execution, whatever the cutoff: leaving
         them out adds and takes nothing from the pool.
         """
-        return self._room.for_states(scan.degrees) if self._is_asked_about else None
+        return self._room.for_states(degrees) if self._is_asked_about else None
 
     def _add_outside_domain(self, scan: DegreeScan) -> None:
         """Puts the fastest layouts that leave a domain where they may not into the model, which decides.

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from meshwright.costmodel.footprint import peak_bounds, stage_memory_gib, usable_hbm_gib
-from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.schedules import has_trait
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.combination_costs import memory_rows
@@ -17,6 +18,7 @@ from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import divides_into
 from meshwright.planner.bounds.pricing import CostModelPricing, PricingParams
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.space import space_of
 from tests.planner.search.test_deepspeed_offload import on_host
@@ -24,6 +26,17 @@ from tests.planner.search.test_planner_optimum import cluster, pipelined, reques
 
 NEAR = {"degrees": 0.9, "variants": 0.95, "relieved": 0.95, "layouts": 0.95, "GPU-seconds": 0.75}
 """What share of a price the nearest bound of each kind is at the least: one too high is noticed there."""
+
+
+def bounds_of_pipelines(
+    branch: Branch, variants: Layout, own_variant: NDArray[np.int64], layouts: Layout
+) -> NDArray[np.float64]:
+    """What the search bounds layouts by, each of one of some variants, with their virtual stages."""
+    rows, stages, bound_s = branch._pipeline_bounds_s(variants)
+    by_stages = np.full((int(rows.max()) + 1, int(stages.max()) + 1), np.nan)
+    by_stages[rows, stages] = bound_s
+    own_s: NDArray[np.float64] = by_stages[own_variant, np.asarray(layouts.vpp)]
+    return own_s
 
 
 def shares_of_prices(asked: PlanRequest, seed: int) -> Mapping[str, float]:
@@ -44,7 +57,7 @@ def shares_of_prices(asked: PlanRequest, seed: int) -> Mapping[str, float]:
     gpu_seconds = float(LayoutSearch(space, [branch])._gpu_seconds.min())
     bounds_s = {
         "degrees": all_placed.degrees_bound_s(degrees, space.smallest_bubble)[own_degrees],
-        "variants": branch._any_pipeline_bound_s(variants)[own_variant],
+        "variants": bounds_of_pipelines(branch, variants, own_variant, drawn),
         "relieved": branch.relief_bound_s(drawn),
         "layouts": pricing.lower_bound_s(drawn),
         "GPU-seconds": gpu_seconds / np.asarray(drawn.gpus),
@@ -120,7 +133,8 @@ def test_bounds_know_what_split_backward_passes_save_of_a_bubble(
     degrees = space.degrees(asked.gpus)
     layouts, variants = space.layouts(degrees), space.variants(degrees)
     counts = space.layouts_per_variant(variants)
-    variant_s = np.repeat(branch._any_pipeline_bound_s(variants), counts)
+    own_variant = np.repeat(np.arange(len(counts)), counts)
+    variant_s = bounds_of_pipelines(branch, variants, own_variant, layouts)
     relieved_s = branch.relief_bound_s(layouts)
     prices_s = []
     for at, bounds in enumerate(pricing.mapping_bounds(layouts)):

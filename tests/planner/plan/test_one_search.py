@@ -166,9 +166,10 @@ def test_no_bound_over_pipelines_leaves_out_a_faster_number_of_virtual_stages() 
     branch = branches_of(asked, pricing_of)[0]
     degrees = Layout(tp=1, pp=2, dp=2, micro_batch=2, num_micro_batches=2)
     variants = branch.space.variants(as_array(degrees))
-    bound_s = branch._any_pipeline_bound_s(variants)
-    for row, least_s in enumerate(bound_s):
+    rows, stages, bound_s = branch._pipeline_bounds_s(variants)
+    for row, number, least_s in zip(rows.tolist(), stages.tolist(), bound_s, strict=True):
         layouts = branch.space.scheduled(variants.take(np.array([row])))
+        layouts = layouts.take(np.asarray(layouts.vpp) == number)
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
         layouts = replace(layouts, recompute_layers=full.astype(np.int64))
         assert least_s <= branch.pricing.lower_bound_s(layouts).min() * (1 + 1e-9)
