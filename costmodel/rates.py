@@ -107,6 +107,8 @@ llama3.1 and dsv3, April 2026).
 _MOST_WORK_BACKWARD = 2.5 / 0.8
 """Time of the backward pass over the forward one at 16 bits: FLOP over rates (arXiv 2307.08691, section 4.1,
 figures 4 to 6)."""
+_LEAST_GAIN = 0.95
+"""Of the time at 16 bits, what attention in FP8 may take for a plan to ask for it: its casts come on top."""
 _BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
 
@@ -333,12 +335,13 @@ def attends_faster_in_fp8(device: DeviceSpec, model: ModelSpec, precision: str) 
     Returns
     -------
     bool
-        By `fp8_attention_gains`.
+        By `fp8_attention_gains`, with room for its casts.
     """
     forward, backward = fp8_attention_gains(device, model, precision)
     if model.sliding_window is not None:
         return False
-    return 1.0 / forward + _MOST_WORK_BACKWARD / backward < 1.0 + _MOST_WORK_BACKWARD
+    in_fp8 = 1.0 / forward + _MOST_WORK_BACKWARD / backward
+    return in_fp8 < _LEAST_GAIN * (1.0 + _MOST_WORK_BACKWARD)
 
 
 def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rates:

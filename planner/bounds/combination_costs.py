@@ -147,7 +147,7 @@ def compute_bound_s(
     workload: Workload, degrees: Layout, costs: LayerCosts, smallest_bubble: FloatArray
 ) -> FloatArray:
     """Layers at their cheapest, with every group packed as far inside as it can be, through an even pipeline,
-    and what that loses on many nodes.
+    what a step takes around them, and what that loses on many nodes.
 
     Parameters
     ----------
@@ -179,8 +179,10 @@ def compute_bound_s(
     split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
     busiest = np.maximum(busiest, split)
     bubble_s = np.maximum(work_s - busiest, 0.0) * smallest_bubble
-    scale = 1.0 + scale_share(workload, degrees, calibrated_constants(workload))
-    bound_s: FloatArray = (micro_batches * busiest + bubble_s) * scale
+    constants = calibrated_constants(workload)
+    scale = 1.0 + scale_share(workload, degrees, constants)
+    around_s = constants.framework.step_overhead_s
+    bound_s: FloatArray = (micro_batches * busiest + bubble_s + around_s) * scale
     return bound_s
 
 

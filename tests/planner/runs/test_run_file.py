@@ -708,7 +708,8 @@ def test_attention_in_fp8_is_a_setting(precision: str) -> None:
         "cluster": "dgx-b200",
         "run": plain | {"recipe": {"fp8_attention": True}},
     }
-    assert steps[0] == steps[1] > steps[2]
+    assert steps[0] == steps[1]
+    assert (steps[1] > steps[2]) is (precision == "fp8"), "heads of 128 gain nothing in MXFP8"
     priced = price_run(run_from_mapping(recipe, where="run"), Path("run"))
     assert priced.predicted.step_time_s == steps[2]
 

@@ -35,6 +35,7 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
         "launch_blocking": work.launch_blocking,
         "checked_collectives": work.checked_collectives,
         "first_fp8_kernels": work.first_fp8_kernels,
+        "fp8_attention": work.fp8_attention,
         "cp_comm": work.cp_comm,
         **({"fused_loss": work.te_loss} if work.te_loss is not None else {}),
         **({"cp_inner": work.cp_inner} if work.cp_inner is not None else {}),
