@@ -158,8 +158,8 @@ class LayoutSearch:
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._run_as = run_as
-        self._is_asked_about = begin_with is not None and not counts
-        """Whether the search is about another plan, so that nobody reads what it counts."""
+        self._is_asked_about = self._params.worth_finding < 1 or not (begin_with is None or counts)
+        """Whether the search is about another plan or for a first price: nobody reads what it counts."""
         self._first: Layout | None = None
         """What is priced before all others, about as fast as the plan."""
         self._early: tuple[Priced, ...] = ()
@@ -528,7 +528,6 @@ class LayoutSearch:
         every_layout = scan.every_layout(most_gpus, more_than)
         order = LeastFirst(scan.bound_s, reach_s)
         self.certificate.layouts += every_layout
-        has_room = self._room_for_states(scan)
         together = self._together
         position, size = 0, self._params.first_batch
         if self._is_survey:
@@ -544,7 +543,6 @@ class LayoutSearch:
                 reach_s = first_s if is_whole else min(4.0 * reach_s, first_s)
                 scan = scan if is_whole else self._degrees(most_gpus, more_than, reach_s)
                 order = LeastFirst(scan.bound_s, reach_s)
-                has_room = self._room_for_states(scan)
             if position >= len(order):
                 break
             batch, bound_s = order.take(position, position + size), scan.bound_s
@@ -553,11 +551,11 @@ class LayoutSearch:
             self._remaining_s()
             self._unexplored_s = min(float(bound_s[batch[0]]), later_s)
             taken = batch = batch[bound_s[batch] < self._cutoff_s]
-            if has_room is not None and not has_room[batch].any() and not self._is_promising():
-                batch = batch[:0]
-            held = None if has_room is None else has_room[batch]
+            has_room = self._room_for_states(scan.degrees.take(batch))
+            if has_room is not None and not has_room.any() and not self._is_promising():
+                batch, has_room = batch[:0], has_room[:0]
             branches = scan.by_branch(
-                batch, lambda: self._cutoff_s, self._room, held, self._surveyed
+                batch, lambda: self._cutoff_s, self._room, has_room, self._surveyed
             )
             for index, degrees, fits, left_out in branches:
                 self.certificate.bounded_out += left_out
@@ -578,13 +576,13 @@ class LayoutSearch:
         """Whether the pool has a layout that is likely so much faster that it is priced at once."""
         return self._pool.least_s() < self._params.promising * self._price_s
 
-    def _room_for_states(self, scan: DegreeScan) -> BoolArray | None:
+    def _room_for_states(self, degrees: Layout) -> BoolArray | None:
         """Of which degrees the states may fit, [n]; None where layouts are counted by the rule they break.
 
         Degrees without room for their states have no layout under any execution, whatever the cutoff: leaving
         them out adds and takes nothing from the pool.
         """
-        return self._room.for_states(scan.degrees) if self._is_asked_about else None
+        return self._room.for_states(degrees) if self._is_asked_about else None
 
     def _add_outside_domain(self, scan: DegreeScan) -> None:
         """Puts the fastest layouts that leave a domain where they may not into the model, which decides.
@@ -623,7 +621,9 @@ class LayoutSearch:
             return False
         in_vain, is_any = 0, False
         for _ in range(self._params.priced_per_round):
-            self._admit(self._params.first_candidates, together, in_order=False)
+            # What a price leaves of the candidates is priced before more are bounded for it.
+            is_open = is_any and self.chooser.least_s() < self._cutoff_s
+            self._admit(self._params.first_candidates, 0 if is_open else together, in_order=False)
             remaining_s = self._remaining_s()
             before_s = self._price_s
             chosen = self.chooser.likely(
@@ -688,12 +688,12 @@ class LayoutSearch:
     def _admit(self, most: int, together: int, *, in_order: bool) -> None:
         """Makes the layouts of the least bounds candidates, as far as they may beat the cutoff.
 
-        Mappings of so many layouts are bounded `together`. `in_order` says whether one whose mappings were
-        not bounded yet holds up those behind it.
+        Mappings of so many layouts are bounded `together`, if any. `in_order` says whether one whose mappings
+        were not bounded yet holds up those behind it.
         """
         self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
         opened = sum(each.bound_s < self._cutoff_s for each in self.chooser.opened)
-        for _ in range(2):  # bounds of families and of mappings change the order
+        for _ in range(2 if together else 0):  # bounds of families and of mappings change the order
             self._bound_families(self._pool.by_bound(together))
             self._bound_mappings(self._pool.by_bound(together))
         rows = self._pool.by_bound(max(most - opened, 0), bounded=not in_order)
