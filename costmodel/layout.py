@@ -112,7 +112,13 @@ class Layout:
         for value in values.values():
             if id(value) not in taken:
                 taken[id(value)] = in_shape(value, shape)[index]
-        return type(self)(**{name: taken[id(value)] for name, value in values.items()})
+        return self._with_fields({name: taken[id(value)] for name, value in values.items()})
+
+    def _with_fields(self, values: dict[str, Any]) -> Self:
+        # Setting frozen fields one by one takes ten times as long.
+        layouts = object.__new__(type(self))
+        vars(layouts).update(values)
+        return layouts
 
     def followed_by(self, others: Self) -> Self:
         """The layouts of two one-dimensional array layouts.
@@ -129,7 +135,7 @@ class Layout:
         """
         first, second = self._broadcast(), others._broadcast()
         both = {name: np.concatenate([first[name], second[name]]) for name in first}
-        return type(self)(**both)
+        return self._with_fields(both)
 
     def scalar(self, index: int) -> Self:
         """One layout of a one-dimensional array layout.
@@ -160,8 +166,8 @@ class Layout:
         Layout
             Fields of shape [..., 1].
         """
-        return type(self)(
-            **{name: np.asarray(value)[..., None] for name, value in vars(self).items()}
+        return self._with_fields(
+            {name: np.asarray(value)[..., None] for name, value in vars(self).items()}
         )
 
     def flat(self) -> Self:
@@ -173,7 +179,7 @@ class Layout:
             Fields of shape [n].
         """
         values = self._broadcast()
-        return type(self)(**{name: array.ravel() for name, array in values.items()})
+        return self._with_fields({name: array.ravel() for name, array in values.items()})
 
     def broadcast_shape(self) -> tuple[int, ...]:
         """The common shape of the fields.

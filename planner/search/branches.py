@@ -414,7 +414,7 @@ def as_array(layout: Layout) -> Layout:
 # What of degrees fits, asked once for executions and searches that need the same memory.
 
 
-MOST_KEPT = 1 << 13
+MOST_KEPT = 1 << 14
 """Degrees of which it is kept what fits."""
 OF_MEMORY = (*DEGREES, "micro_batch")
 """What tells degrees with a micro-batch of one request apart."""
@@ -428,10 +428,15 @@ HOW_A_STEP_RUNS = (
 """Settings that weights, gradients and optimizer states do not depend on."""
 
 
-def _of_states(workload: Workload) -> tuple[object, ...]:
-    """What tells workloads of one request apart whose states need unlike memory."""
+def _of_states(branch: Branch) -> tuple[object, ...]:
+    """What tells branches of one request apart whose states need unlike memory.
+
+    `footprint.mean_states_gib` reads none of `HOW_A_STEP_RUNS`: branches that differ in these alone, and have
+    equal ZeRO stages and offloaded shares, answer for one another.
+    """
     names = [f.name for f in fields(RunSettings) if f.name not in HOW_A_STEP_RUNS]
-    return (workload.framework, *(getattr(workload, name) for name in names))
+    run, own = branch.pricing.workload, (tuple(branch.space.zero), tuple(branch.space.offloads))
+    return (own, run.framework, *(getattr(run, name) for name in names))
 
 
 class KnownRoom:
@@ -493,26 +498,21 @@ class RoomOfBranches:
         for index, branch in enumerate(branches):
             groups.setdefault(_of_memory(branch), []).append(index)
         self._groups = [part for alike in groups.values() for part in self._nested(alike)]
+        self._group_of = {index: at for at, group in enumerate(self._groups) for index in group}
+        self._leaders = [branches[group[0]] for group in self._groups]
+        """By group, the branch that answers for it."""
         self._known = [
-            _known_room(_of_memory(branches[group[0]], branches[group[0]].space.recompute))
-            for group in self._groups
+            _known_room(_of_memory(each, each.space.recompute)) for each in self._leaders
         ]
+        self._alike = [_of_states(leader) for leader in self._leaders]
 
     def for_states(self, degrees: Layout) -> BoolArray:
-        """Of which degrees the states may fit under some branch, [n].
-
-        `footprint.mean_states_gib` reads none of `HOW_A_STEP_RUNS`: branches that differ in these alone, and
-        have equal ZeRO stages and offloaded shares, answer for one another.
-        """
-        kinds: dict[object, Branch] = {}
-        for branch in self._branches:
-            run, own = branch.pricing.workload, (branch.space.zero, branch.space.offloads)
-            kinds.setdefault((own, _of_states(run)), branch)
+        """Of which degrees the states may fit under some branch, [n]."""
         holds = np.zeros(degrees.broadcast_shape(), dtype=np.bool_)
-        for branch in kinds.values():
+        for leader in dict(zip(self._alike, self._leaders, strict=True)).values():
             rows = np.flatnonzero(~holds)
             if len(rows):
-                holds[rows] = branch.holds_states(degrees.take(rows))
+                holds[rows] = leader.holds_states(degrees.take(rows))
         return holds
 
     def _nested(self, group: list[int]) -> list[list[int]]:
@@ -523,25 +523,27 @@ class RoomOfBranches:
             return [[widest, *(index for index in group if index != widest)]]
         return [[index] for index in group]
 
-    def fits(self, degrees: Layout, wanted: Mapping[int, IntArray]) -> dict[int, BoolArray]:
-        """By branch, which variants of its `wanted` rows among some degrees [n] fit, [rows, variants]."""
-        found: dict[int, BoolArray] = {}
-        for group, room in zip(self._groups, self._known, strict=True):
-            rows_of = {index: wanted[index] for index in group if len(wanted.get(index, ()))}
-            if not rows_of:
-                continue
-            leader = self._branches[group[0]]
-            rows = np.unique(np.concatenate(list(rows_of.values())))
-            fits = room.fits(degrees.take(rows), leader.fitting)
-            by_way = fits.reshape(len(rows), *leader.space.states_and_ways)
-            for index, asked_rows in rows_of.items():
-                ways = [
-                    leader.space.recompute.index(mask)
-                    for mask in self._branches[index].space.recompute
-                ]
-                of_branch = by_way[np.searchsorted(rows, asked_rows)][:, :, ways]
-                found[index] = of_branch.reshape(len(asked_rows), of_branch.shape[1] * len(ways))
-        return found
+    def among(self, degrees: Layout) -> Callable[[int, IntArray], BoolArray]:
+        """Says of a branch which variants of some rows of the degrees fit, [rows, variants].
+
+        Where states fit is asked of all rows at once, and the rest of those rows alone.
+        """
+        holding: dict[object, BoolArray] = {}
+
+        def fits(index: int, rows: IntArray) -> BoolArray:
+            group = self._group_of[index]
+            leader, alike = self._leaders[group], self._alike[group]
+            if alike not in holding:
+                holding[alike] = leader.holds_states(degrees)
+            own, roomy = leader.space.recompute, holding[alike][rows]
+            by_way = np.zeros((len(rows), leader.space.states_and_ways[0], len(own)), np.bool_)
+            if roomy.any():
+                known = self._known[group].fits(degrees.take(rows[roomy]), leader.fitting)
+                by_way[roomy] = known.reshape(len(known), *by_way.shape[1:])
+            ways = [own.index(mask) for mask in self._branches[index].space.recompute]
+            return by_way[:, :, ways].reshape(len(rows), by_way.shape[1] * len(ways))
+
+        return fits
 
 
 def _of_memory(branch: Branch, recompute: tuple[int, ...] = ()) -> _OfMemory:
@@ -669,21 +671,13 @@ class DegreeScan:
                     held = has_room[in_branch]
                     in_branch, bound_s = in_branch[held], bound_s[held]
                 bounded.append((least_s, index, in_branch, bound_s))
-        fits: dict[int, BoolArray] = {}
-        first_s = cutoff_s()
-        if room is not None:
-            wanted = {
-                index: in_branch[bound_s < first_s] for _, index, in_branch, bound_s in bounded
-            }
-            fits = room.fits(degrees, wanted)
+        fits = None if room is None else room.among(degrees)
         for _, index, in_branch, bound_s in sorted(bounded, key=lambda each: each[:2]):
             good = bound_s < cutoff_s()
-            space = self._branches[index].space
+            space, own = self._branches[index].space, in_branch[good]
             others = space.layouts_per_degrees(degrees.take(in_branch[~good]))
-            own_fits = fits.get(index)
-            if own_fits is not None:
-                own_fits = own_fits[good[bound_s < first_s]]
-            yield index, degrees.take(in_branch[good]), own_fits, int(others.sum())
+            own_fits = fits(index, own) if fits is not None and len(own) else None
+            yield index, degrees.take(own), own_fits, int(others.sum())
 
     def promising(self, cutoff_s: float) -> Layout:
         """Degrees that may beat the cutoff, least bounds first."""

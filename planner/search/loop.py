@@ -158,8 +158,8 @@ class LayoutSearch:
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._run_as = run_as
-        self._is_asked_about = begin_with is not None and not counts
-        """Whether the search is about another plan, so that nobody reads what it counts."""
+        self._is_asked_about = self._params.worth_finding < 1 or not (begin_with is None or counts)
+        """Whether the search is about another plan or for a first price: nobody reads what it counts."""
         self._first: Layout | None = None
         """What is priced before all others, about as fast as the plan."""
         self._early: tuple[Priced, ...] = ()
@@ -621,7 +621,9 @@ class LayoutSearch:
             return False
         in_vain, is_any = 0, False
         for _ in range(self._params.priced_per_round):
-            self._admit(self._params.first_candidates, together, in_order=False)
+            # What a price leaves of the candidates is priced before more are bounded for it.
+            is_open = is_any and self.chooser.least_s() < self._cutoff_s
+            self._admit(self._params.first_candidates, 0 if is_open else together, in_order=False)
             remaining_s = self._remaining_s()
             before_s = self._price_s
             chosen = self.chooser.likely(
@@ -686,12 +688,12 @@ class LayoutSearch:
     def _admit(self, most: int, together: int, *, in_order: bool) -> None:
         """Makes the layouts of the least bounds candidates, as far as they may beat the cutoff.
 
-        Mappings of so many layouts are bounded `together`. `in_order` says whether one whose mappings were
-        not bounded yet holds up those behind it.
+        Mappings of so many layouts are bounded `together`, if any. `in_order` says whether one whose mappings
+        were not bounded yet holds up those behind it.
         """
         self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
         opened = sum(each.bound_s < self._cutoff_s for each in self.chooser.opened)
-        for _ in range(2):  # bounds of families and of mappings change the order
+        for _ in range(2 if together else 0):  # bounds of families and of mappings change the order
             self._bound_families(self._pool.by_bound(together))
             self._bound_mappings(self._pool.by_bound(together))
         rows = self._pool.by_bound(max(most - opened, 0), bounded=not in_order)

@@ -64,14 +64,14 @@ def test_each_branch_hears_what_it_would_find_itself(name: str) -> None:
     request = _request(name)
     own = branches_of(request, pricing_of)
     degrees, _ = _own_rows(own[0], request)
-    wanted = {index: _own_rows(branch, request)[1] for index, branch in enumerate(own)}
+    wanted = [_own_rows(branch, request)[1] for branch in own]
     for _ in range(2):  # the second time all of it is known
-        found = RoomOfBranches(own).fits(degrees, wanted)
-        for index, branch in enumerate(own):
-            expected = branch.fitting(degrees.take(wanted[index]))
-            assert np.array_equal(found.get(index, expected[:0]), expected), branch.execution
-    assert any(each.any() for each in found.values())
-    assert not all(each.all() for each in found.values())
+        fits = RoomOfBranches(own).among(degrees)
+        found = [fits(index, rows) for index, rows in enumerate(wanted)]
+        for branch, rows, variants in zip(own, wanted, found, strict=True):
+            assert np.array_equal(variants, branch.fitting(degrees.take(rows))), branch.execution
+    assert any(each.any() for each in found)
+    assert not all(each.all() for each in found)
 
 
 @pytest.mark.parametrize("name", CASES)
