@@ -222,9 +222,14 @@ def _of_another_name(error: click.NoSuchOption) -> str | None:
     written = f"--pin {name}=N" if name in DEGREES else named.get(name)
     params = [] if error.ctx is None else error.ctx.command.params
     options = {option for param in params for option in param.opts}
-    if written is None or written.split()[0] not in options:
-        return None
-    return f"Write {written}."
+    if written is not None and written.split()[0] in options:
+        return f"Write {written}."
+    reads_runs = any(
+        param.metavar == "RUN.yaml" for param in params if isinstance(param, click.Argument)
+    )
+    if reads_runs and (written is not None or not error.possibilities):
+        return "Its run file says that: `schema run` explains the fields; of `plan` it may be an option."
+    return None
 
 
 def _plainly(error: click.ClickException) -> click.ClickException:
