@@ -157,6 +157,12 @@ def recommend(
     framework: FrameworkName = "megatron",
     pin: Mapping[str, int | str] | str = "",
     forbid: Sequence[str] = (),
+    train: str = "full",
+    lora_rank: int | None = None,
+    lora_targets: Iterable[str] | str | None = None,
+    loss: LossName | None = None,
+    kind: StepKindName = "pretrain",
+    reference: ReferencePlace | None = None,
     sizes: Sequence[int] = (),
     reserve_gib: Sequence[float] = (),
     memory_risk: float = 0.05,
@@ -170,7 +176,9 @@ def recommend(
 
     Parameters
     ----------
-    model, precision, optimizer, framework, pin, forbid, global_batch, seq_len, memory_risk
+    model, precision, optimizer, framework, pin, forbid, global_batch, seq_len, memory_risk, train, lora_rank
+        As for `plan`.
+    lora_targets, loss, kind, reference
         As for `plan`.
     cluster
         Name or YAML of one cluster, or of several to compare.
@@ -230,6 +238,12 @@ def recommend(
             "gpu_hour_price": gpu_hour_price,
             "pin": pin,
             "forbid": forbid,
+            "train": train,
+            "lora_rank": lora_rank,
+            "lora_targets": lora_targets,
+            "loss": loss,
+            "kind": kind,
+            "reference": reference,
             "calibration": None if calibration is None else str(calibration),
         },
     )

@@ -439,6 +439,8 @@ def recommend_options(command: Command) -> Command:
         value_option("--step-time step_time_s", float, "S", "Target: seconds of a step, at most."),
         value_option("--tokens-per-s", float, "T", "Target: tokens per second, at least."),
         *_workload_options(),
+        *_training_options(),
+        *_kind_options(),
         *_cost_options(),
         value_option("--sizes", numbers, "N,...", "GPUs to sweep over.", multiple=True),
         value_option(

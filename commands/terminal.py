@@ -208,7 +208,6 @@ _OPTIONS_OF_OTHERS = {
     "--pin recompute=full": "activation-checkpointing gradient-checkpointing recompute",
 }
 """What others call an option here, by what to write."""
-_DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")
 _WITHOUT_PRICE = "epochs learning-rate lora-alpha lora-dropout lr warmup-steps weight-decay"
 
 
@@ -220,13 +219,20 @@ def _of_another_name(error: click.NoSuchOption) -> str | None:
     name = error.option_name.lstrip("-").replace("_", "-").lower()
     if name in _WITHOUT_PRICE.split():
         return "It changes no price: leave it out here."
+    from meshwright.planner.request.choices import DEGREES
+
     named = {old: new for new, names in _OPTIONS_OF_OTHERS.items() for old in names.split()}
-    written = f"--pin {name}=N" if name in _DEGREES else named.get(name)
+    written = f"--pin {name}=N" if name in DEGREES else named.get(name)
     params = [] if error.ctx is None else error.ctx.command.params
     options = {option for param in params for option in param.opts}
-    if written is None or written.split()[0] not in options:
-        return None
-    return f"Write {written}."
+    if written is not None and written.split()[0] in options:
+        return f"Write {written}."
+    reads_runs = any(
+        param.metavar == "RUN.yaml" for param in params if isinstance(param, click.Argument)
+    )
+    if reads_runs and (written is not None or not error.possibilities):
+        return "Its run file says that: `schema run` explains the fields; of `plan` it may be an option."
+    return None
 
 
 def _plainly(error: click.ClickException) -> click.ClickException:

@@ -16,6 +16,7 @@ from meshwright.model_specs.config_fields import (
     DECODER,
     GATED,
     HEADS,
+    LARGEST_COUNT,
     MOST_LAYERS,
     PLAIN,
     SIZES,
@@ -247,9 +248,16 @@ _GRANITE_EXPERTS: Record = {
 }
 _GRANITE_SCALES: Record = {
     "embedding_scale": real("embedding_multiplier", 1.0),
-    "output_scale": lambda config: 1.0 / config.number("logits_scaling", 1.0),
+    "output_scale": lambda config: _one_over(config, "logits_scaling"),
     "attention_scale": real("attention_multiplier"),
 }
+
+
+def _one_over(config: ConfigFields, name: str) -> float:
+    number = config.number(name, 1.0)
+    if number <= 0:
+        raise config.fail(name, "must be above 0", number)
+    return 1.0 / number
 
 
 def _granite_hybrid(config: ConfigFields) -> Fields:
@@ -1301,9 +1309,10 @@ def _granite_windows(config: ConfigFields) -> Fields:
         full = full_layers(config, kinds, "sliding_attention")
     turning = rope_fields(config)
     bases = config.entries("layer_rope_theta") or [turning["base"]] * layers
-    of_full = {base for base, is_full in zip(bases, full, strict=False) if is_full}
-    of_windowed = {base for base, is_full in zip(bases, full, strict=False) if not is_full}
-    if len(bases) != layers or max(len(of_full), len(of_windowed)) > 1:
+    numbers = [base for base in bases if isinstance(base, int | float)]
+    of_full = {base for base, is_full in zip(numbers, full, strict=False) if is_full}
+    of_windowed = {base for base, is_full in zip(numbers, full, strict=False) if not is_full}
+    if not len(bases) == len(numbers) == layers or max(len(of_full), len(of_windowed)) > 1:
         what = "must give all layers with a window one base, and all others one"
         raise config.fail("layer_rope_theta", what, bases)
     order = window_order(config, window_length(config, 128), full)
@@ -1739,6 +1748,8 @@ def _lfm2_width(config: ConfigFields) -> int:
     multiple = config.count("block_multiple_of", 256)
     if not config.flag("block_auto_adjust_ff_dim", True):
         return width
+    if not 0 < factor < LARGEST_COUNT:
+        raise config.fail("block_ffn_dim_multiplier", "must be above 0", factor)
     return multiple * -(-int(factor * int(2 * width / 3)) // multiple)
 
 

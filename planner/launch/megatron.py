@@ -177,9 +177,8 @@ def _biases(model: ModelSpec) -> tuple[bool, bool, bool]:
 def _activation_shortfalls(model: ModelSpec) -> dict[str, str]:
     differing = {}
     if model.activation in ("relu", "xielu"):
-        differing["activation"] = (
-            f"{model.activation} is not available: GELU stands in, at the same cost."
-        )
+        name = {"relu": "ReLU"}.get(model.activation, "xIELU")
+        differing["activation"] = f"{name} is not available: GELU stands in, at the same cost."
     if model.activation == "geglu":
         differing["activation"] = (
             "GeGLU is computed with the sigmoid approximation of GELU (--quick-geglu)."

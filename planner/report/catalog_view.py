@@ -200,6 +200,8 @@ def _blocks(model: ModelSpec) -> Iterator[tuple[str, str]]:
     linear, mamba, moe = model.linear_attention, model.mamba, model.moe
     if linear is not None:
         heads = f"{linear.value_heads} heads of {linear.value_head_dim}, {linear.key_heads} of keys"
+        if linear.type == "short_conv":
+            heads = f"{linear.conv_kernel} positions of {count(linear.value_width)} channels"
         yield "linear attention", f"{linear.title}, {heads}, in {model.linear_layers} layers"
     if model.mamba1 is not None:
         states = f"{model.mamba1.channels} channels, states of {model.mamba1.state_dim}"

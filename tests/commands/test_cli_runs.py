@@ -21,7 +21,7 @@ from meshwright.model_specs.reader import catalog_names, load_catalog_model
 from meshwright.planner.report.catalog_view import json_schema
 from meshwright.planner.report.prediction_view import memory_groups, stages_text
 from meshwright.planner.request.reader import read_request
-from tests.places import ROOT
+from tests.places import DATA, ROOT
 
 PUBLISHED = ROOT / "tests" / "data" / "published_runs.yaml"
 RUN: dict[str, Any] = {
@@ -213,6 +213,11 @@ def test_model_says_what_was_read() -> None:
     assert data["moe"]["experts"] == 8
     assert data["seq_len"] == 8192
     assert "46,702,792,704" in run("model", "mixtral-8x7b").stdout
+
+
+def test_short_convolutions_are_shown_by_what_they_see() -> None:
+    shown = " ".join(run("model", DATA / "hf_configs" / "lfm2-1.2b.json").stdout.split())
+    assert "short convolutions, 3 positions of 2,048 channels, in 10 layers" in shown
 
 
 @pytest.mark.parametrize("kind", ["model", "cluster", "run", "plan"])

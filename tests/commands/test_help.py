@@ -91,10 +91,14 @@ def test_words_of_other_programs_are_told_what_to_write(words: str, message: str
     assert message in " ".join(result.stderr.split())
 
 
-def test_an_option_that_a_command_lacks_is_not_suggested() -> None:
-    result = CliRunner().invoke(cli.main, ["memory", "--tp", "2"])
+@pytest.mark.parametrize("words", ["memory x.yaml --tp 2", "estimate qwen3-8b --cluster dgx-h100"])
+def test_an_option_that_a_command_lacks_is_not_suggested(words: str) -> None:
+    result = CliRunner().invoke(cli.main, words.split())
     assert result.exit_code == 2
     assert "--pin" not in result.stderr
+    assert "Its run file says that: `schema run` explains" in " ".join(result.stderr.split())
+    near = CliRunner().invoke(cli.main, ["estimate", "--from-lanch", "x"])
+    assert "Did you mean '--from-launch'?" in near.stderr
 
 
 @pytest.mark.parametrize(

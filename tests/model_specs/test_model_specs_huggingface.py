@@ -560,7 +560,8 @@ def test_layers_of_granite_turn_by_the_base_of_their_kind() -> None:
     in_windows = read(by_kind(0, 1e4))
     assert (in_windows.rope.base, in_windows.rope_in_windows_alone) == (1e4, True)
     assert read(by_kind(0, 0)).position == "none"
-    for wrong in (by_kind(1e4, 0), data | {"layer_rope_theta": list(range(24))}):
+    bases: tuple[list[Any], ...] = (list(range(24)), [[]] * 24, ["1e4"] * 24, [1e4])
+    for wrong in (by_kind(1e4, 0), *(data | {"layer_rope_theta": each} for each in bases)):
         with pytest.raises(InputError, match="layer_rope_theta: "):
             read(wrong)
     del data["layer_types"], data["layer_rope_theta"]
@@ -571,6 +572,14 @@ def test_layers_of_granite_turn_by_the_base_of_their_kind() -> None:
     without = read(config("granite-moe-shared") | {"shared_intermediate_size": 0})
     assert without.moe is not None
     assert without.moe.shared_width == 0
+
+
+def test_logits_are_divided_by_more_than_nothing() -> None:
+    """A division by zero."""
+    assert read(config("granite-3.3-8b") | {"logits_scaling": 4.0}).output_scale == 0.25
+    for scaling in (0, -1.0):
+        with pytest.raises(InputError, match="logits_scaling: must be above 0"):
+            read(config("granite-3.3-8b") | {"logits_scaling": scaling})
 
 
 def test_mellum_lists_its_windows_and_dense_layers() -> None:
@@ -628,6 +637,9 @@ def test_short_convolutions_of_lfm2() -> None:
     assert read(older | {"full_attn_idxs": list(range(16))}).linear_attention is None
     with pytest.raises(InputError, match="conv_bias: biases of short convolutions"):
         read(older | {"conv_bias": True})
+    for factor in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(InputError, match="block_ffn_dim_multiplier: must be above 0"):
+            read(older | {"block_ffn_dim_multiplier": factor})
     experts = read(config("lfm2-8b-a1b"))
     assert experts.moe is not None
     assert (experts.dense_layers, experts.linear_layers, experts.moe.router_bias) == (2, 18, True)

@@ -272,3 +272,25 @@ def test_the_verdict_names_the_parts(kept: Path, tmp_path: Path) -> None:
     said = " ".join(done.stdout.split())
     assert said.startswith(f"16 GPUs of {path}, on dgx-h100")
     assert "Its parts are taken together" in said
+
+
+@pytest.mark.slow
+def test_adapters_and_kinds_of_a_step_have_sizes_too(kept: Path) -> None:
+    """As `plan` counts them on the size that is recommended."""
+    line = (
+        "recommend llama-3.2-1b --cluster dgx-h100 --gpus 4 --global-batch 16 --seq-len 1024 "
+        "--framework fsdp2 --step-time 60 --train lora --lora-rank 8 --lora-targets q_proj,v_proj "
+        "--kind dpo --pin micro_batch=1 --json"
+    )
+    done = CliRunner().invoke(main, [*line.split(), "--cache", str(kept), "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    (reached,) = json.loads(done.stdout)["reached"]
+    asked = {"global_batch": 16, "seq_len": 1024, "framework": "fsdp2", "kind": "dpo"}
+    adapters = {"train": "lora", "lora_rank": 8, "lora_targets": "q_proj,v_proj"}
+    fields = {**asked, **adapters, "pin": "micro_batch=1", "name": "x", "model": "llama-3.2-1b"}
+    row = do_job({**fields, "cluster": "dgx-h100", "gpus": reached["gpus"]}, None)["row"]
+    assert reached["step_time_s"] == pytest.approx(row["step_time_s"])
+    wrong = [*line.replace("--lora-rank 8", "--lora-rank 0").split(), "--no-cache"]
+    refused = CliRunner().invoke(main, [*wrong, "--workers", "1"])
+    assert refused.exit_code == 2
+    assert "lora_rank: must be 1 to 8192" in refused.output
