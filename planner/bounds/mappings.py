@@ -778,7 +778,7 @@ def least_group_traffic(
 
 NOT_OF_TRAFFIC = ("moe_dispatch", "ep_overlap", "tp_overlap", "cuda_graph", "cp_comm", "cp_inner")
 """Settings that data-parallel traffic does not depend on."""
-MOST_TRAFFIC_KEPT = 1 << 17
+MOST_TRAFFIC_KEPT = 1 << 16
 """Layouts whose traffic is kept."""
 
 
@@ -830,7 +830,7 @@ def known_traffic(workload: Workload, numbers: Sequence[int]) -> KnownTraffic:
     return _known_traffic(_OfTraffic(replace(workload, memory_margin=1.0, **plain), tuple(numbers)))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _known_traffic(asked: _OfTraffic) -> KnownTraffic:
     return KnownTraffic(asked.numbers)
 
