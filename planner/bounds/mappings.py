@@ -791,8 +791,10 @@ class KnownTraffic:
         self._numbers, self._places = numbers, dict[bytes, int]()
         self._columns = np.zeros((6, 0))
 
-    def least(self, context: Context) -> tuple[DataParallelTraffic, DataParallelTraffic]:
-        """Of layouts [n], n at least 1: with the framework's own buckets [n], and with others [1, n]."""
+    def least(self, context: Context) -> tuple[DataParallelTraffic, ...]:
+        """Of layouts [n], n at least 1: with the framework's own buckets [n], and with others [1, n] where some
+        layout sends otherwise with them.
+        """
         first, back = rows_by_value(context.layout, OF_TRAFFIC)
         distinct = rows_of_context(context, first)
         keys = _keys(distinct.layout, OF_TRAFFIC)
@@ -806,10 +808,10 @@ class KnownTraffic:
             self._columns = np.concatenate([self._columns, np.stack(columns)], axis=1)
             self._places |= {keys[row]: len(self._places) + at for at, row in enumerate(new)}
         columns_here = self._columns[:, np.array([self._places[key] for key in keys])[back]]
-        return (
-            DataParallelTraffic(*columns_here[:3]),
-            DataParallelTraffic(*columns_here[3:, None]),
-        )
+        own, others = columns_here[:3], columns_here[3:]
+        if np.array_equal(own, others):
+            return (DataParallelTraffic(*own),)
+        return DataParallelTraffic(*own), DataParallelTraffic(*others[:, None])
 
 
 @dataclass(frozen=True)
