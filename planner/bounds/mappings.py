@@ -792,8 +792,8 @@ class KnownTraffic:
         self._columns = np.zeros((6, 0))
 
     def least(self, context: Context) -> tuple[DataParallelTraffic, ...]:
-        """Of layouts [n], n at least 1: with the framework's own buckets [n], and with others [1, n] where some
-        layout sends otherwise with them.
+        """Of layouts [n], n at least 1: with the framework's own buckets [n], and with others [1, n] where
+        some layout sends otherwise with them.
         """
         first, back = rows_by_value(context.layout, OF_TRAFFIC)
         distinct = rows_of_context(context, first)
@@ -803,15 +803,16 @@ class KnownTraffic:
         new = [row for row, key in enumerate(keys) if key not in self._places]
         if new:
             part = rows_of_context(distinct, np.array(new))
-            own, *others = least_group_traffic(part, self._numbers)
-            columns = [*own, *np.concatenate(others[0] if others else np.array(own)[:, None])]
+            traffic = least_group_traffic(part, self._numbers)
+            # Where there is no choice of a size, the others are the framework's own.
+            columns = [*traffic[0], *(np.reshape(each, len(new)) for each in traffic[-1])]
             self._columns = np.concatenate([self._columns, np.stack(columns)], axis=1)
             self._places |= {keys[row]: len(self._places) + at for at, row in enumerate(new)}
         columns_here = self._columns[:, np.array([self._places[key] for key in keys])[back]]
-        own, others = columns_here[:3], columns_here[3:]
-        if np.array_equal(own, others):
-            return (DataParallelTraffic(*own),)
-        return DataParallelTraffic(*own), DataParallelTraffic(*others[:, None])
+        own = DataParallelTraffic(*columns_here[:3])
+        if np.array_equal(columns_here[:3], columns_here[3:]):
+            return (own,)
+        return own, DataParallelTraffic(*columns_here[3:, None])
 
 
 @dataclass(frozen=True)
