@@ -778,7 +778,7 @@ def least_group_traffic(
 
 NOT_OF_TRAFFIC = ("moe_dispatch", "ep_overlap", "tp_overlap", "cuda_graph", "cp_comm", "cp_inner")
 """Settings that data-parallel traffic does not depend on."""
-MOST_TRAFFIC_KEPT = 1 << 17
+MOST_TRAFFIC_KEPT = 1 << 16
 """Layouts whose traffic is kept."""
 
 
@@ -791,8 +791,10 @@ class KnownTraffic:
         self._numbers, self._places = numbers, dict[bytes, int]()
         self._columns = np.zeros((6, 0))
 
-    def least(self, context: Context) -> tuple[DataParallelTraffic, DataParallelTraffic]:
-        """Of layouts [n], n at least 1: with the framework's own buckets [n], and with others [1, n]."""
+    def least(self, context: Context) -> tuple[DataParallelTraffic, ...]:
+        """Of layouts [n], n at least 1: with the framework's own buckets [n], and with others [1, n] where
+        some layout sends otherwise with them.
+        """
         first, back = rows_by_value(context.layout, OF_TRAFFIC)
         distinct = rows_of_context(context, first)
         keys = _keys(distinct.layout, OF_TRAFFIC)
@@ -801,15 +803,16 @@ class KnownTraffic:
         new = [row for row, key in enumerate(keys) if key not in self._places]
         if new:
             part = rows_of_context(distinct, np.array(new))
-            own, *others = least_group_traffic(part, self._numbers)
-            columns = [*own, *np.concatenate(others[0] if others else np.array(own)[:, None])]
+            traffic = least_group_traffic(part, self._numbers)
+            # Where there is no choice of a size, the others are the framework's own.
+            columns = [*traffic[0], *(np.reshape(each, len(new)) for each in traffic[-1])]
             self._columns = np.concatenate([self._columns, np.stack(columns)], axis=1)
             self._places |= {keys[row]: len(self._places) + at for at, row in enumerate(new)}
         columns_here = self._columns[:, np.array([self._places[key] for key in keys])[back]]
-        return (
-            DataParallelTraffic(*columns_here[:3]),
-            DataParallelTraffic(*columns_here[3:, None]),
-        )
+        own = DataParallelTraffic(*columns_here[:3])
+        if np.array_equal(columns_here[:3], columns_here[3:]):
+            return (own,)
+        return own, DataParallelTraffic(*columns_here[3:, None])
 
 
 @dataclass(frozen=True)
@@ -830,7 +833,7 @@ def known_traffic(workload: Workload, numbers: Sequence[int]) -> KnownTraffic:
     return _known_traffic(_OfTraffic(replace(workload, memory_margin=1.0, **plain), tuple(numbers)))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _known_traffic(asked: _OfTraffic) -> KnownTraffic:
     return KnownTraffic(asked.numbers)
 

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.documents import MOST_LINES, packaged_document, parse_mapping, read_text
+from meshwright.documents import (
+    MOST_LINES,
+    PackagedEntries,
+    packaged_document,
+    parse_mapping,
+    read_text,
+)
 from meshwright.errors import InputError
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import (
@@ -283,6 +289,24 @@ def test_a_toml_file_is_called_one(tmp_path: Path) -> None:
 )
 def test_a_hub_id_of_a_catalog_model_is_that_model(hub_id: str, name: str) -> None:
     assert read_model(hub_id) is load_catalog_model(name)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "model_specs/data/catalog.yaml",
+        *(f"cluster_specs/data/{name}.yaml" for name in ("devices", "nodes", "clusters")),
+    ],
+)
+def test_entries_that_are_read_one_by_one_are_those_of_the_whole_file(file: str) -> None:
+    room, _, path = file.partition("/")
+    package = f"meshwright.{room}"
+    entries, document = PackagedEntries(package, path), packaged_document(package, path)
+    assert list(entries) == list(document)
+    assert dict(entries) == document
+    assert next(iter(document)) in entries
+    assert "sources" not in entries
+    assert len(entries) == len(document)
 
 
 def test_every_hub_id_names_one_model_of_the_catalog() -> None:
