@@ -267,37 +267,41 @@ class Branch:
         Neither virtual stages nor another schedule than 1F1B saves memory. States are asked first, then, for
         many degrees, recomputations that keep least: both take less time and drop most.
         """
-        count = degrees.broadcast_shape()[0]
-        stages, ways = self.space.states_and_ways
-        fits = np.zeros((count, stages * ways), dtype=np.bool_)
-        if not count:
-            return fits
-        rows = np.flatnonzero(self.holds_states(degrees))
-        if len(rows) and not self._is_few(degrees.take(rows)):
-            sparing = self._least_memory_gib(self._sparing.variants(degrees.take(rows)))
-            rows = rows[self._has_room(len(rows), sparing).any(axis=1)]
-        if len(rows):
-            every = self._least_memory_gib(self.space.variants(degrees.take(rows)))
-            fits[rows] = self._has_room(len(rows), every)
-        return fits
+        roomy = self._states_that_fit(degrees)
+        if not self._is_few(degrees.take(roomy.any(axis=1))):
+            roomy = np.asarray(self._ways_that_fit(self._sparing, degrees, roomy).any(axis=2))
+        variants = roomy.shape[1] * len(self.space.recompute)
+        return self._ways_that_fit(self.space, degrees, roomy).reshape(len(roomy), variants)
 
     def holds_states(self, degrees: Layout) -> BoolArray:
         """Of which degrees weights, gradients and optimizer states fit with the most offloaded, under some
         ZeRO stage and with no activations, [n].
         """
-        plain = self.space.most_offloaded(self._plain.variants(degrees))
-        count = degrees.broadcast_shape()[0]
-        return np.asarray(self._has_room(count, self.pricing.states_gib(plain)).any(axis=1))
+        return np.asarray(self._states_that_fit(degrees).any(axis=1))
 
-    def _has_room(self, count: int, memory_gib: FloatArray) -> BoolArray:
-        """Which of so many degrees' variants, one after the other in `memory_gib`, fit, [count, variants]."""
+    def _states_that_fit(self, degrees: Layout) -> BoolArray:
+        """The same of each ZeRO stage, [n, stages]."""
+        plain = self.space.most_offloaded(self._plain.variants(degrees))
+        size = (*degrees.broadcast_shape(), len(self.space.shares))
+        return self._has_room(self.pricing.states_gib(plain)).reshape(size)
+
+    def _ways_that_fit(self, space: Space, degrees: Layout, roomy: BoolArray) -> BoolArray:
+        """Which ways to recompute fit, [n, stages, ways], of the ZeRO stages `roomy` [n, stages]."""
+        fits, rows = np.repeat(roomy[:, :, None], len(space.recompute), axis=2), roomy.any(axis=1)
+        variants = space.variants(degrees.take(rows)).take(fits[rows].ravel())
+        if len(np.asarray(variants.pp)):
+            fits[fits] = self._has_room(self._least_memory_gib(variants))
+        return fits
+
+    def _has_room(self, memory_gib: FloatArray) -> BoolArray:
+        """What fits of what needs so much memory, [n]."""
         layouts = Layout(tp=np.ones(len(memory_gib), dtype=np.int64))
         table = Candidates(workload=self.pricing.workload, layouts=layouts, memory_gib=memory_gib)
         fits = np.ones(len(memory_gib), dtype=np.bool_)
         for rule in self.rules:
             if rule.name == HbmCapacity.name:
                 fits = rule.excess(table) <= 0
-        return fits.reshape(count, -1)
+        return fits
 
     def _least_memory_gib(self, variants: Layout) -> FloatArray:
         """Of some variants with the least share, whatever share of the optimizer they offload, [n].
@@ -435,8 +439,9 @@ def _of_states(branch: Branch) -> tuple[object, ...]:
     equal ZeRO stages and offloaded shares, answer for one another.
     """
     names = [f.name for f in fields(RunSettings) if f.name not in HOW_A_STEP_RUNS]
-    run, own = branch.pricing.workload, (tuple(branch.space.zero), tuple(branch.space.offloads))
-    return (own, run.framework, *(getattr(run, name) for name in names))
+    run, space = branch.pricing.workload, branch.space
+    settings = (getattr(run, name) for name in names)
+    return (tuple(space.zero), tuple(space.offloads), run.framework, *settings)
 
 
 class KnownRoom:
@@ -535,12 +540,12 @@ class RoomOfBranches:
             leader, alike = self._leaders[group], self._alike[group]
             if alike not in holding:
                 holding[alike] = leader.holds_states(degrees)
-            own, roomy = leader.space.recompute, holding[alike][rows]
-            by_way = np.zeros((len(rows), leader.space.states_and_ways[0], len(own)), np.bool_)
+            masks, roomy = leader.space.recompute, holding[alike][rows]
+            by_way = np.zeros((len(rows), len(leader.space.shares), len(masks)), np.bool_)
             if roomy.any():
-                known = self._known[group].fits(degrees.take(rows[roomy]), leader.fitting)
-                by_way[roomy] = known.reshape(len(known), *by_way.shape[1:])
-            ways = [own.index(mask) for mask in self._branches[index].space.recompute]
+                variants = self._known[group].fits(degrees.take(rows[roomy]), leader.fitting)
+                by_way[roomy] = variants.reshape(len(variants), *by_way.shape[1:])
+            ways = [masks.index(mask) for mask in self._branches[index].space.recompute]
             return by_way[:, :, ways].reshape(len(rows), by_way.shape[1] * len(ways))
 
         return fits
@@ -674,10 +679,10 @@ class DegreeScan:
         fits = None if room is None else room.among(degrees)
         for _, index, in_branch, bound_s in sorted(bounded, key=lambda each: each[:2]):
             good = bound_s < cutoff_s()
-            space, own = self._branches[index].space, in_branch[good]
+            space, promising = self._branches[index].space, in_branch[good]
             others = space.layouts_per_degrees(degrees.take(in_branch[~good]))
-            own_fits = fits(index, own) if fits is not None and len(own) else None
-            yield index, degrees.take(own), own_fits, int(others.sum())
+            of_variants = fits(index, promising) if fits is not None and len(promising) else None
+            yield index, degrees.take(promising), of_variants, int(others.sum())
 
     def promising(self, cutoff_s: float) -> Layout:
         """Degrees that may beat the cutoff, least bounds first."""

@@ -360,11 +360,6 @@ class Space:
             shares.setdefault(zero, []).append(share)
         return shares
 
-    @property
-    def states_and_ways(self) -> tuple[int, int]:
-        """How many ZeRO stages with what they offload, and how many recomputations, `variants` has."""
-        return len(self.shares), len(self.recompute)
-
     @cached_property
     def offloads_several(self) -> bool:
         """Whether some ZeRO stage leaves a choice of what is offloaded."""
