@@ -519,12 +519,6 @@ def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) 
     return _with_host(c, own.layer, own.launch_s, own.sync_s, shares=shares)
 
 
-_WITHOUT_CASTS = 100.0 / 140.0
-"""Launches of a layer with experts at 16 bits over those with casts, of which `launch_moe_layer_s` is: half
-of a dense layer's kernels, 20, with 30 of the router and 50 of the experts; 20 casts more for the products of
-attention and 20 for those of experts (the counts of `buffers.graph_bytes`)."""
-
-
 def _on_device(
     c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares, linear_share: float = 0.0
 ) -> _OnDevice:
@@ -547,8 +541,7 @@ def _on_device(
     blocks.append(portion(moe_mlp(c), shares.experts))
     # A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
     beside_attention = 0.5 * (shares.tensor_parallel - shares.experts)
-    of_experts = stack.launch_moe_layer_s * (1.0 if c.cast_bytes else _WITHOUT_CASTS)
-    launch_s = shares.experts * of_experts + beside_attention * stack.launch_layer_s
+    launch_s = shares.experts * stack.launch_moe_layer_s + beside_attention * stack.launch_layer_s
     launch_s = launch_s + beside_s
     layer = joined(*blocks)
     layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
