@@ -48,10 +48,9 @@ def percentiles(ratios: Sequence[float]) -> NDArray[np.float64]:
     return np.quantile(np.log(ratios), [0.05, 0.95])
 
 
-def leaning(wider: NDArray[np.float64], ratios: Sequence[float]) -> NDArray[np.float64]:
-    """Percentiles of some ratios, leaning on a wider group's: `FULL_TRUST_ROWS` of them weigh as much."""
-    n = len(ratios)
-    return (n * percentiles(ratios) + FULL_TRUST_ROWS * wider) / (n + FULL_TRUST_ROWS)
+def leaning(wider: NDArray[np.float64], own: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+    """Percentiles of so many rows, leaning on a wider group's: `FULL_TRUST_ROWS` of them weigh as much."""
+    return (rows * own + FULL_TRUST_ROWS * wider) / (rows + FULL_TRUST_ROWS)
 
 
 def _narrowed(wider: _Band | None, outcomes: Sequence[Outcome], basis: str) -> _Band:
@@ -63,7 +62,7 @@ def _narrowed(wider: _Band | None, outcomes: Sequence[Outcome], basis: str) -> _
     ratios = [outcome.ratio for outcome in outcomes]
     if wider is None:
         return _Band(percentiles(ratios), n, basis)
-    return _Band(leaning(wider.ends, ratios), n, basis)
+    return _Band(leaning(wider.ends, percentiles(ratios), n), n, basis)
 
 
 def error_bands(

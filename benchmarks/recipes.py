@@ -261,13 +261,13 @@ _BANDS = """
 ## The band of an optimum
 
 A search picks what the cost model flatters most, so that the error of measured runs, which nobody picked by this model, is too narrow a
-band for a plan. Its band is therefore that of the fastest measured step over the plan, 5th and 95th percentile, by class of device, kind of
+band for a plan. Its band is therefore that of the fastest measured step over the plan, 3rd and 97th percentile (which hold nine in ten of a source left out), by class of device, kind of
 model and support: whether at least three measured runs on the class with the kind had all settings of the plan together, each of them in some
 run, or not all. With n groups of its own such a set takes n / (n + 10) of their percentiles and the rest of the next wider one's (both without
 the support, the class, the kind, all groups). The ends of measured runs count where they are wider. Part of the upper end is real, since
 recipes are not optimal: what a plan takes lies between. Sets without a group of their own have the next wider one's band.
 
-| groups | how many | measured over plan, 5th percentile | 95th |
+| groups | how many | measured over plan, 3rd percentile | 97th |
 |---|---|---|---|
 {rows}
 
