@@ -776,8 +776,6 @@ def least_group_traffic(
     return joined_traffic(rows_of_context(context, first), traffic_of, back)
 
 
-NOT_OF_TRAFFIC = ("moe_dispatch", "ep_overlap", "tp_overlap", "cuda_graph", "cp_comm", "cp_inner")
-"""Settings that data-parallel traffic does not depend on."""
 MOST_TRAFFIC_KEPT = 1 << 16
 """Layouts whose traffic is kept."""
 
@@ -828,9 +826,22 @@ class _OfTraffic:
 
 
 def known_traffic(workload: Workload, numbers: Sequence[int]) -> KnownTraffic:
-    """The traffic that is known of a workload's layouts with the best of some numbers of groups."""
-    plain = {name: getattr(Execution(), name) for name in NOT_OF_TRAFFIC}
-    return _known_traffic(_OfTraffic(replace(workload, memory_margin=1.0, **plain), tuple(numbers)))
+    """The traffic that is known of a workload's layouts with the best of some numbers of groups.
+
+    What a workload says of other traffic, of its overlaps and of graphs does not tell it apart.
+    """
+    plain = Execution()
+    alike = replace(
+        workload,
+        memory_margin=1.0,
+        moe_dispatch=plain.moe_dispatch,
+        ep_overlap=plain.ep_overlap,
+        tp_overlap=plain.tp_overlap,
+        cuda_graph=plain.cuda_graph,
+        cp_comm=plain.cp_comm,
+        cp_inner=plain.cp_inner,
+    )
+    return _known_traffic(_OfTraffic(alike, tuple(numbers)))
 
 
 @lru_cache(maxsize=8)

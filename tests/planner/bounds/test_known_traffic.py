@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES
-from meshwright.planner.bounds.mappings import (
-    NOT_OF_TRAFFIC,
-    known_traffic,
-    least_group_traffic,
-    packed_context,
-)
+from meshwright.planner.bounds.mappings import known_traffic, least_group_traffic, packed_context
 from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.loop import branches_of
@@ -31,11 +26,10 @@ def test_traffic_that_is_kept_is_that_of_every_execution(framework: str, model: 
         allow="all",
     )
     branches = branches_of(request, pricing_of)
-    values = {
-        name: {getattr(each.pricing.workload, name) for each in branches} for name in NOT_OF_TRAFFIC
-    }
+    workloads = [each.pricing.workload for each in branches]
     if framework == "megatron":
-        assert all(len(values[name]) > 1 for name in ("tp_overlap", "cuda_graph", "cp_comm"))
+        assert len({(each.tp_overlap, each.cuda_graph, each.cp_comm) for each in workloads}) > 4
+        assert len({known_traffic(each, (1, 2)) for each in workloads}) < len(workloads)
     draw = np.random.default_rng(0)
     for branch in branches[:: max(1, len(branches) // 12)]:
         workload, numbers = branch.pricing.workload, branch.space.shard_groups

@@ -269,9 +269,9 @@ def test_the_verdict_names_the_parts(kept: Path, tmp_path: Path) -> None:
         main, [*line.split(), "--cache", str(kept), "--workers", "1", "--pin", "micro_batch=1"]
     )
     assert done.exit_code == 0, done.output
-    said = " ".join(done.stdout.split())
-    assert said.startswith(f"16 GPUs of {path}, on dgx-h100")
-    assert "Its parts are taken together" in said
+    said = "".join(done.stdout.split())  # long paths are broken anywhere
+    assert said.startswith(f"16GPUsof{path},ondgx-h100")
+    assert "Itspartsaretakentogether" in said
 
 
 @pytest.mark.slow

@@ -75,8 +75,8 @@ def test_a_starved_cut_changes_the_plan() -> None:
     assert starved.status == "optimal"
     assert starved.layout is not None
     assert free.layout is not None
-    # Two groups send a quarter less out of a node; one that keeps to the limit is 13 % slower.
-    assert (free.layout.shard_groups, starved.layout.shard_groups) == (1, 2)
+    # Two groups send a quarter less out of a node, four less still; one at the limit is 20 % slower.
+    assert free.layout.shard_groups == 1 < starved.layout.shard_groups
     one_group = fastest_plan(asked(pin=f"{PINS},shard_groups=1", max_cut_use=0.5))
     assert (one_group.mapping, one_group.execution) != (free.mapping, free.execution)
     assert one_group.objective.step_time_s is not None
