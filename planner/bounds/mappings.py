@@ -790,8 +790,8 @@ class KnownTraffic:
         self._columns = np.zeros((6, 0))
 
     def least(self, context: Context) -> tuple[DataParallelTraffic, ...]:
-        """Of layouts [n], n at least 1: with the framework's own buckets [n], and with others [1, n] where
-        some layout sends otherwise with them.
+        """The traffic of layouts [n], n at least 1: [n] with the framework's own sizes of buckets, then
+        [1, n] with the other sizes, which is left out where it is the same.
         """
         first, back = rows_by_value(context.layout, OF_TRAFFIC)
         distinct = rows_of_context(context, first)
@@ -826,9 +826,10 @@ class _OfTraffic:
 
 
 def known_traffic(workload: Workload, numbers: Sequence[int]) -> KnownTraffic:
-    """The traffic that is known of a workload's layouts with the best of some numbers of groups.
+    """The kept traffic of a workload's layouts, each with the best of some numbers of groups.
 
-    What a workload says of other traffic, of its overlaps and of graphs does not tell it apart.
+    Workloads share it that differ in overlaps, graphs, dispatchers or context exchanges alone: data-parallel
+    traffic depends on none of them.
     """
     plain = Execution()
     alike = replace(

@@ -437,10 +437,6 @@ def _check_sizes(request: SizeRequest, cluster: ClusterSpec | MixedClusterSpec) 
         raise InputError(what, where="--gpus", value=cluster.name)
 
 
-def _parts_of(cluster: MixedClusterSpec) -> list[tuple[ClusterSpec, int]]:
-    return [(part.cluster, part.gpus) for part in cluster.parts]
-
-
 _Task = tuple[str, int, float]
 """(cluster, GPUs, GiB kept free)."""
 
@@ -542,7 +538,10 @@ class _SizePlanner:
         if row["status"] == "failed":
             raise InputError(row["message"], where=f"{name}, {size} GPUs")
         budget, peak_gib = Budget.of(self._request.plan), row.get("peak_memory_gib")
-        parts = [(cluster, size)] if isinstance(cluster, ClusterSpec) else _parts_of(cluster)
+        if isinstance(cluster, MixedClusterSpec):
+            parts = [(part.cluster, part.gpus) for part in cluster.parts]
+        else:
+            parts = [(cluster, size)]
         prices = [(budget.price(part), gpus) for part, gpus in parts]
         usd_per_h = sum(nan if price is None else price * gpus for price, gpus in prices)
         hbm_gib = min(part.device.hbm_gib for part, _ in parts)
