@@ -172,19 +172,21 @@ def test_where_nothing_fits_the_answer_is_infeasible(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_time_limit_is_kept_and_said(tmp_path: Path) -> None:
-    result = meshwright.plan_mixed(
-        "mixtral-8x7b",
-        cluster=cluster_file(tmp_path),
-        global_batch=512,
-        seq_len=4096,
-        time_limit_s=2.0,
-        choices=False,
-    )
-    document = result.document
-    assert document.status in ("feasible", "unknown")
-    bound_s, step_s = document.objective.lower_bound_s, document.objective.step_time_s
-    assert bound_s is None or step_s is None or bound_s < step_s
+def test_what_is_claimed_holds_whenever_the_time_ends(tmp_path: Path) -> None:
+    """How far a search comes is the machine's affair; what it says of it is not."""
+    workload: dict[str, Any] = {"global_batch": 512, "seq_len": 4096, "choices": False}
+    workload["cluster"] = cluster_file(tmp_path)
+    best_s = meshwright.plan_mixed("mixtral-8x7b", **workload).document.objective.step_time_s
+    assert best_s is not None
+    for limit_s in (0.001, 0.5, 2.0):
+        ended = meshwright.plan_mixed("mixtral-8x7b", **workload, time_limit_s=limit_s).document
+        bound_s, step_s = ended.objective.lower_bound_s, ended.objective.step_time_s
+        assert ended.status in ("unknown", "feasible", "optimal")
+        assert ended.status == "unknown" or limit_s > 0.001
+        assert (ended.status == "unknown") == (step_s is None)
+        assert step_s is None or step_s >= best_s * (1 - 1e-9)
+        assert bound_s is None or bound_s <= best_s * (1 + 1e-9)
+        assert ended.status != "optimal" or bound_s == step_s == best_s
 
 
 @pytest.mark.parametrize(
