@@ -203,6 +203,10 @@ MEGATRON_DELAYED_SCALING = Requires(
 """megatron/core/transformer/transformer_config.py refuses either module in `recompute_modules` then."""
 
 
+_NOT_IN_PARTIAL_GRAPHS = int(Recompute.FULL | Recompute.EXPERTS)
+"""What is not recomputed under graphs of attention and router: either checkpoint is around the router."""
+
+
 def graphs_refuse(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which recomputation does not go with partial CUDA graphs of Megatron.
 
@@ -217,7 +221,7 @@ def graphs_refuse(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np.boo
     -------
     array of bool, shape [n]
     """
-    refused = (mask & int(Recompute.FULL)) > 0
+    refused = (mask & _NOT_IN_PARTIAL_GRAPHS) > 0
     if workload.model.moe is not None and not _preprocess_captured(workload):
         refused = refused | ((mask & int(Recompute.LAYERNORM)) > 0)
     return np.asarray(refused)
@@ -229,10 +233,11 @@ def _preprocess_captured(workload: Workload) -> bool:
 
 
 class MegatronPartialGraphs(Rule):
-    """CUDA graphs of attention and router go with no full recomputation, and mostly none of experts' norms.
+    """CUDA graphs of attention and router go with no full recomputation, none of experts, and mostly none of
+    experts' norms.
 
-    megatron/core/transformer/transformer_config.py asserts the first. transformer_layer.py warns and turns
-    the second off, unless an all-to-all is prepared inside the graph: memory would not be as planned.
+    megatron/core/transformer/transformer_config.py asserts the first two. transformer_layer.py warns and
+    turns the third off, unless an all-to-all is prepared inside the graph: memory would not be as planned.
     """
 
     name = "megatron-partial-graphs"
@@ -252,6 +257,8 @@ class MegatronPartialGraphs(Rule):
         words = ""
         if mask // 32 % 2 == 1:
             words = "full recomputation"
+        elif mask // 128 % 2 == 1:
+            words = "recomputation of whole experts"
         norms = mask // 2 % 2 == 1 and work.model.moe is not None
         quantised = work.precision in ("fp8", "mxfp8", "nvfp4")
         if norms and (work.moe_dispatch != "alltoall" or quantised):
@@ -288,7 +295,7 @@ def full_graph_refuses(workload: Workload) -> bool:
     return not (dispatched and workload.precision == "mxfp8" and model.gated)
 
 
-_NOT_IN_FULL_GRAPH = int(Recompute.FULL | Recompute.MOE_ACTIVATION)
+_NOT_IN_FULL_GRAPH = int(Recompute.FULL | Recompute.MOE_ACTIVATION | Recompute.EXPERTS)
 """What of a layer with experts is not recomputed inside a graph of the whole step."""
 
 
@@ -323,7 +330,7 @@ class MegatronFullGraph(Rule):
             broken.append("experts without a gate")
         if int(layout.etp) > 1:
             broken.append(f"etp {layout.etp}")
-        if int(layout.recompute) // 32 % 2 == 1 or int(layout.recompute) // 4 % 2 == 1:
+        if any(int(layout.recompute) // bit % 2 == 1 for bit in (4, 32, 128)):
             broken.append("recomputed experts")
         return self.over(
             value=len(broken),
@@ -346,8 +353,7 @@ def refused_recompute(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np
     -------
     array of bool, shape [n]
     """
-    full = (mask & int(Recompute.FULL)) > 0
-    refused = full & workload.ep_overlap
+    refused = ((mask & _NOT_UNDER_OVERLAP) > 0) & workload.ep_overlap
     if workload.cuda_graph == "partial":
         refused |= graphs_refuse(workload, mask)
     if workload.cuda_graph == "full" and workload.model.moe is not None:
@@ -359,12 +365,17 @@ def refused_recompute(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np
     return np.asarray(refused)
 
 
+_NOT_UNDER_OVERLAP = int(Recompute.FULL | Recompute.EXPERTS)
+"""What is not recomputed where compute of another micro-batch hides the expert all-to-all."""
+
+
 class MegatronExpertOverlap(Rule):
     """Hiding the expert all-to-all needs ep > 1, vpp > 1 with a pipeline and two micro-batches without, no
-    full recomputation and at most one MTP module.
+    full recomputation, none of whole experts, and at most one MTP module.
 
     What hides it is the compute of another micro-batch (megatron/core/pipeline_parallel/combined_1f1b.py,
-    combined_1f1b_schedule_for_no_pipelining).
+    combined_1f1b_schedule_for_no_pipelining). Of experts Megatron-Bridge asserts it (its
+    training/comm_overlap.py).
     """
 
     name = "megatron-expert-overlap"
@@ -376,7 +387,7 @@ class MegatronExpertOverlap(Rule):
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         plain = (column(table, "pp") > 1) & (column(table, "vpp") == 1)
         lone = (column(table, "pp") == 1) & (column(table, "num_micro_batches") == 1)
-        full = (column(table, "recompute") & int(Recompute.FULL)) > 0
+        full = (column(table, "recompute") & _NOT_UNDER_OVERLAP) > 0
         single = column(table, "ep") == 1
         modules = int(table.workload.model.mtp_layers > 1)
         broken = plain.astype(np.int64) + lone + full + single + modules
@@ -397,6 +408,8 @@ class MegatronExpertOverlap(Rule):
             broken.append("one micro-batch")
         if int(layout.recompute) // 32 % 2 == 1:
             broken.append("full recomputation")
+        elif int(layout.recompute) // 128 % 2 == 1:
+            broken.append("recomputation of whole experts")
         return self.over(
             value=len(broken),
             words=f"expert communication cannot overlap under {' and '.join(broken)}",

@@ -453,6 +453,18 @@ MEGATRON_OFFLOAD_UP_PROJECTION = Requires(
 )
 """Both would give back the same tensors (megatron/core/transformer/multi_latent_attention.py)."""
 
+MEGATRON_OFFLOAD_EXPERTS = Requires(
+    name="megatron-offload-experts",
+    sentence="experts not recomputed where expert_fc1 or moe_act is offloaded",
+    unit="settings",
+    binds=lambda work: offloads(work, "expert_fc1") or offloads(work, "moe_act"),
+    needs=When("recompute", among=_masks_without(Recompute.EXPERTS)),
+    words="activations of experts offloaded that are recomputed as well",
+    remedy="Do not recompute moe, or offload other modules.",
+)
+"""What the checkpoint around experts drops there is nothing to offload of, and later releases refuse it
+(megatron/core/transformer/transformer_config.py)."""
+
 
 def offload_refuses_recompute(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which recomputation does not go with the modules that a workload offloads.
@@ -475,6 +487,8 @@ def offload_refuses_recompute(workload: Workload, mask: NDArray[np.int64]) -> ND
         refused |= int(Recompute.FULL)
     if offloads(workload, "core_attn"):
         refused |= int(Recompute.MLA_UP_PROJECTION)
+    if offloads(workload, "expert_fc1") or offloads(workload, "moe_act"):
+        refused |= int(Recompute.EXPERTS)
     return np.asarray((mask & refused) > 0)
 
 
@@ -568,6 +582,7 @@ MEGATRON_ACTIVATION_RULES: tuple[Rule, ...] = (
     MegatronOffloadedModules(),
     MEGATRON_OFFLOAD_RECOMPUTE,
     MEGATRON_OFFLOAD_UP_PROJECTION,
+    MEGATRON_OFFLOAD_EXPERTS,
 )
 
 
@@ -575,7 +590,7 @@ MEGATRON_ACTIVATION_RULES: tuple[Rule, ...] = (
 
 
 class RecomputedModulesExist(Rule):
-    """Only known modules; the experts' activation needs experts, the MLA up-projection needs MLA."""
+    """Only known modules; experts and their activation need experts, the MLA up-projection needs MLA."""
 
     name = "recomputed-modules"
     unit = "modules"
@@ -584,7 +599,7 @@ class RecomputedModulesExist(Rule):
         model, mask = table.workload.model, column(table, "recompute")
         allowed = sum(Recompute)
         if model.moe is None:
-            allowed &= ~int(Recompute.MOE_ACTIVATION)
+            allowed &= ~int(Recompute.MOE_ACTIVATION | Recompute.EXPERTS)
         if model.attention is None:
             allowed &= ~int(Recompute.MLA_UP_PROJECTION)
         return as_excess(set_bits(mask & ~np.int64(allowed)))
@@ -596,7 +611,7 @@ class RecomputedModulesExist(Rule):
         for bit, is_on in enumerate(reversed(f"{int(plan.layout.recompute):b}")):
             name = names[bit] if bit < len(names) else f"bit {bit}"
             exists = bit < len(names)
-            if name == "MOE_ACTIVATION":
+            if name in ("MOE_ACTIVATION", "EXPERTS"):
                 exists = model.moe is not None
             elif name == "MLA_UP_PROJECTION":
                 exists = model.attention is not None
@@ -605,7 +620,7 @@ class RecomputedModulesExist(Rule):
         return self.over(
             value=len(missing),
             words=f"recomputes {', '.join(missing)}, which {model.name} does not have",
-            remedy="Leave it out: moe_act needs experts, mla_up_proj needs multi-head latent attention.",
+            remedy="Leave it out: moe and moe_act need experts, mla_up_proj multi-head latent attention.",
         )
 
 

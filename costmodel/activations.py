@@ -272,7 +272,8 @@ def activation_bytes_per_layer(
         own = 0.0 if model.mamba_beside_attention else around_attention
         saved = saved + shares.mamba * (own + _mamba_saved(model, layout, narrow))
     if shares.experts:
-        routed = between + kept_apart + _moe_saved(workload, layout, narrow)
+        inside = np.where(mask & int(Recompute.EXPERTS), 0.0, _moe_saved(workload, layout, narrow))
+        routed = between + kept_apart + inside
         saved = saved + shares.experts * routed
     if shares.feed_forward:
         mlp = between + before_mlp + _dense_saved(model.ffn_hidden, workload, layout, narrow)

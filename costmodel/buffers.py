@@ -5,7 +5,7 @@ Bytes, or elements, shaped like the layout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -40,6 +40,7 @@ from meshwright.costmodel.workload import (
     rank_tokens,
     sequence_shards,
 )
+from meshwright.model_specs.blocks import BlockShares
 from meshwright.model_specs.parameters import dense_mlp_parameters, expert_parameters
 from meshwright.model_specs.schema import ModelSpec
 
@@ -402,7 +403,8 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     largest_layer = as_laid_out
     if model.has_mean_layers:
         largest_layer = _largest_saved(workload, layout)
-    layer = _layer_at_work(workload, layout, profile, np.where(full, largest_layer, 0.0))
+    brought_back = np.where(full, largest_layer, _experts_again(workload, layout))
+    layer = _layer_at_work(workload, layout, profile, brought_back)
     layer = layer + _offloaded_at_hand(workload, layout)
     zero = 0.0 * np.asarray(layer)
     table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
@@ -443,6 +445,20 @@ def _largest_saved(workload: Workload, layout: Layout) -> Floats:
         )
         saved = np.maximum(saved, kept)
     return saved
+
+
+def _experts_again(workload: Workload, layout: Layout) -> Floats:
+    """Saved bytes of one layer's experts where they are recomputed: they are back for its backward pass."""
+    recompute = np.asarray(layout.recompute)
+    if not np.any(recompute & int(Recompute.EXPERTS)):
+        return 0.0
+    plain = replace(layout, recompute=recompute & ~int(Recompute.EXPERTS))
+    experts = BlockShares(attention=0.0, mamba=0.0, feed_forward=0.0, experts=1.0)
+    kept, recomputed = (
+        activation_bytes_per_layer(workload, each, experts=True, blocks=experts)[0]
+        for each in (plain, layout)
+    )
+    return kept - recomputed
 
 
 def _offloaded_at_hand(workload: Workload, layout: Layout) -> Floats:

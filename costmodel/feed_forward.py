@@ -33,7 +33,7 @@ from meshwright.costmodel.layer_context import (
     total,
     unhidden_s,
 )
-from meshwright.costmodel.layout import Floats, Recompute
+from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.workload import (
     GATHERS,
     Workload,
@@ -199,12 +199,28 @@ def moe_mlp(c: Context) -> LayerTime:
     """
     moe = c.workload.model.moe
     assert moe is not None
-    routed = _routed(c) if c.experts is None else c.experts.block(c, _routed)
+    block = _routed(c) if c.experts is None else c.experts.block(c, _routed)
     if moe.latent_size is not None:
-        routed = _beside(routed, _latent_projections(c, moe.latent_size))
-    if not moe.shared_width:
-        return routed
-    return _beside(routed, dense_mlp(c, moe.shared_width, norm=False))
+        block = _beside(block, _latent_projections(c, moe.latent_size))
+    if moe.shared_width:
+        block = _beside(block, dense_mlp(c, moe.shared_width, norm=False))
+    again = recomputes_experts(c.layout)
+    if not again.any():
+        return block
+    norm_s = streamed_s(c.element_bytes.norm[0] * c.hidden_elements, c.rates)
+    behind_norm = {**block.forward, "memory_bound": block.forward["memory_bound"] - norm_s}
+    run_again = scaled(behind_norm, np.where(again, 1.0, 0.0))
+    return replace(block, recompute=add(block.recompute, run_again))
+
+
+def recomputes_experts(layout: Layout) -> NDArray[np.bool_]:
+    """Whether selective recomputation runs whole layers of experts again.
+
+    Their transfers too: the checkpoint is around dispatch and combine (megatron-core 0.16,
+    megatron/core/transformer/moe/moe_layer.py, MoELayer.forward).
+    """
+    again: NDArray[np.bool_] = (np.asarray(layout.recompute) & int(Recompute.EXPERTS)) != 0
+    return again
 
 
 def _beside(routed: LayerTime, other: LayerTime) -> LayerTime:

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
 from meshwright.costmodel.adapters import adapter_launches, frozen, layer_launches
 from meshwright.costmodel.attention import attention_block, full_share, one_window_share
-from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
+from meshwright.costmodel.feed_forward import (
+    dense_mlp,
+    hide_expert_traffic,
+    linear,
+    moe_mlp,
+    recomputes_experts,
+)
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
@@ -508,7 +514,7 @@ class _OnDevice(NamedTuple):
     layer: LayerTime
     launch_s: Floats
     """Of launches of one forward pass."""
-    sync_s: float
+    sync_s: Floats
     """Of waiting for the device, once a micro-batch."""
     shares: BlockShares
 
@@ -545,7 +551,8 @@ def _on_device(
     launch_s = launch_s + beside_s
     layer = joined(*blocks)
     layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
-    return _OnDevice(layer, launch_s, shares.experts * stack.moe_sync_s, shares)
+    waits = np.where(recomputes_experts(c.layout), 2.0, 1.0)
+    return _OnDevice(layer, launch_s, shares.experts * stack.moe_sync_s * waits, shares)
 
 
 def _unlike(c: Context) -> tuple[KindTime | None, KindTime | None, dict[str, KindTime]]:
@@ -644,7 +651,7 @@ def _with_host(
     c: Context,
     layer: LayerTime,
     launch_s: Floats,
-    sync_s: float = 0.0,
+    sync_s: Floats = 0.0,
     *,
     shares: BlockShares = _TRANSFORMER,
     mean: _OnDevice | None = None,
@@ -665,11 +672,11 @@ def _with_host(
         waits_share = c.constants.device.host_factor
     waits = sync_s * waits_share
     device_s = total(add(beside.layer.forward, beside.layer.backward, beside.layer.recompute))
-    host_s = (beside.launch_s * _PASSES + _cut_launches_s(c, beside.shares)) * share
+    host_s = (beside.launch_s * _PASSES + _further_launches_s(c, beside.shares)) * share
     excess = _host_excess_s(device_s + beside.sync_s * waits_share, host_s, power)
     part_of_mean: Floats = 1.0
     if mean is not None:
-        own_host_s = (launch_s * _PASSES + _cut_launches_s(c, shares)) * share
+        own_host_s = (launch_s * _PASSES + _further_launches_s(c, shares)) * share
         part_of_mean = own_host_s / np.maximum(host_s, 1e-12)
         excess = excess * part_of_mean
     gap = framework.serial_launch_s
@@ -708,14 +715,19 @@ def _host_share(c: Context) -> float:
     return share * c.constants.device.host_factor
 
 
-def _cut_launches_s(c: Context, shares: BlockShares) -> Floats:
-    """Host seconds to launch what a layer is cut into: GEMMs beside transfers, steps of ring attention."""
+def _further_launches_s(c: Context, shares: BlockShares) -> Floats:
+    """Host seconds to launch experts that selective recomputation runs again, and what a layer is cut into:
+    GEMMs beside transfers, steps of ring attention.
+    """
+    stack = c.constants.framework
     tp, in_ring = np.asarray(c.layout.tp), ring_steps(c)
     gemms: Floats = 0.0
     if c.tp_overlaps:
         gemms = _OVERLAPPED_GEMMS * shares.total * np.where(tp > 1, tp, 0)
     steps = _RING_STEP_LAUNCHES * shares.attention * np.where(in_ring > 1, in_ring, 0)
-    return c.constants.framework.piece_launch_s * (gemms + steps)
+    again = shares.experts * recomputes_experts(c.layout)
+    behind_attention_s = stack.launch_moe_layer_s - 0.5 * stack.launch_layer_s
+    return stack.piece_launch_s * (gemms + steps) + behind_attention_s * again
 
 
 class _Collectives(NamedTuple):

@@ -37,6 +37,9 @@ class Recompute(IntFlag):
     FULL = 32
     OPERATORS = 64
     """torchtitan's operator-level choice: all but attention and every second matrix product is run again."""
+    EXPERTS = 128
+    """A whole layer of experts behind its norm: router, dispatch, routed and shared experts, combine
+    (Megatron's `--recompute-modules moe`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from meshwright.costmodel.collectives import (
     members_inside,
 )
 from meshwright.costmodel.data_parallel import hiding_windows, passes_of_a_step
-from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
+from meshwright.costmodel.feed_forward import dispatch_links, recomputes_experts, routed_copies
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout
@@ -53,6 +53,13 @@ class RankWork:
     moe_layers: float
     """Layers with experts, among the others; of a hybrid pattern those that have them."""
     moe_recomputed: float
+    experts_alone: float
+    """Layers of which experts alone run forward once more, behind the norm."""
+
+    @property
+    def experts_again(self) -> float:
+        """Layers whose experts run forward once more, with their layer or alone."""
+        return self.moe_recomputed + self.experts_alone
 
 
 def mean_rank_work(c: Context, stages: Stages, ranks: slice | None = None) -> RankWork:
@@ -83,13 +90,15 @@ def mean_rank_work(c: Context, stages: Stages, ranks: slice | None = None) -> Ra
     experts, scoring = model.blocks.experts, c.workload.scoring_passes
     again = float(np.sum(counts.dense_recomputed + counts.moe_recomputed))
     moe_again = experts * m * float(np.sum(counts.moe_recomputed)) / pp
+    moe_layers = m * len(model.expert_layers) / pp
     return RankWork(
         micro_batches=m,
         activation_bytes=2.0 * float(np.asarray(c.tokens)) * model.hidden,
         layers=m * model.layers / pp,
         recomputed=m * again / pp + scoring * m * model.layers / pp,
-        moe_layers=m * len(model.expert_layers) / pp,
-        moe_recomputed=moe_again + scoring * m * len(model.expert_layers) / pp,
+        moe_layers=moe_layers,
+        moe_recomputed=moe_again + scoring * moe_layers,
+        experts_alone=moe_layers * float(recomputes_experts(c.layout)),
     )
 
 
@@ -107,6 +116,7 @@ def _work_of(c: Context, counts: LayerCounts, ranks: slice) -> RankWork:
         recomputed=dense_again + moe_again + passes * (dense + moe),
         moe_layers=moe,
         moe_recomputed=moe_again + passes * moe,
+        experts_alone=moe * float(recomputes_experts(c.layout)),
     )
 
 
@@ -166,7 +176,8 @@ def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
     beside = 1.0 if c.workload.model.mamba_beside_attention else 0.0
     each = c.workload.model.blocks.total - beside
     blocks = each * work.layers - without * work.moe_layers
-    return blocks, each * work.recomputed - without * work.moe_recomputed
+    shared_alone = (1.0 - without) * work.experts_alone
+    return blocks, each * work.recomputed - without * work.moe_recomputed + shared_alone
 
 
 def expert_passes(work: RankWork) -> float:
@@ -184,7 +195,7 @@ def expert_passes(work: RankWork) -> float:
     float
         All-to-alls, at least 0.
     """
-    return _TRANSFERS_PER_BLOCK * work.moe_layers + 2.0 * work.moe_recomputed
+    return _TRANSFERS_PER_BLOCK * work.moe_layers + 2.0 * work.experts_again
 
 
 def gathered_bytes(c: Context, work: RankWork) -> float:
@@ -208,7 +219,7 @@ def gathered_bytes(c: Context, work: RankWork) -> float:
         return 0.0
     forward, backward = (sum(passes) for passes in pass_bytes(c.workload))
     tokens = float(np.asarray(c.tokens / c.layout.tp * gathered_ranks(c.layout)))
-    return tokens * (work.moe_layers * (forward + backward) + work.moe_recomputed * forward)
+    return tokens * (work.moe_layers * (forward + backward) + work.experts_again * forward)
 
 
 def routed_bytes(c: Context, work: RankWork) -> float:

@@ -561,7 +561,7 @@ MEGATRON = Framework(
         "mlp": _module("mlp", "0.12.0"),
         # Fused attention recomputes its products anyway.
         "core_attn": _module("core_attn", "0.12.0", planned=False),
-        "moe": _module("moe", "0.12.0", planned=False),
+        "moe": _module("moe", "0.12.0"),
         "shared_experts": _module("shared_experts", "0.14.0", planned=False),
         "gdn_norm_out": _module("gdn_norm_out", "", planned=False),
     },
@@ -642,6 +642,7 @@ MEGATRON = Framework(
                 "megatron-offloaded-modules",
                 "megatron-offload-recompute",
                 "megatron-offload-up-projection",
+                "megatron-offload-experts",
             ),
         ),
     },

@@ -78,7 +78,7 @@ Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
 Gibibytes = Annotated[float, Field(ge=0, le=10_000)]
 MemoryRiskShare = Annotated[float, Field(ge=1e-6, le=POINT_ESTIMATE)]
 CutUse = Annotated[float, Field(gt=0, le=1)]
-RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
+RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op", "moe"]
 
 _NOT_DEALT = ("tp-overlap", "cuda-graph", "cp-a2a")
 """Words of `--without` that hybrid context parallelism implies (`MEGATRON_DEALT_RULES`)."""

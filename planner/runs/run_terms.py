@@ -48,6 +48,7 @@ RECOMPUTED: dict[RecomputeModule, Recompute] = {
     "mla_up_proj": Recompute.MLA_UP_PROJECTION,
     "mlp": Recompute.MLP,
     "op": Recompute.OPERATORS,
+    "moe": Recompute.EXPERTS,
 }
 """Modules of selective recomputation, by the names that documents and Megatron's flags use."""
 
@@ -299,7 +300,6 @@ ALL_LAYERS = 10**6
 MODULES: dict[str, Recompute] = {
     **{str(name): module for name, module in RECOMPUTED.items()},
     "core attention": Recompute.CORE_ATTENTION,
-    "moe": Recompute.MLP,
     "shared_experts": Recompute.NONE,
     "sac": Recompute.OPERATORS,
 }
@@ -484,7 +484,7 @@ def recompute_mask(
             remarks.append(f"recompute_modules {module}: every second layer recomputed in full")
         else:
             mask |= MODULES[module]
-            if module in ("moe", "shared_experts"):
+            if module == "shared_experts":
                 remarks.append(
                     f"recompute_modules {module}: no exact counterpart in the cost model"
                 )

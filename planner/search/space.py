@@ -711,13 +711,18 @@ def _recompute_kinds(request: PlanRequest) -> tuple[int, ...]:
     kinds = [int(Recompute.NONE)]
     modules = planned(framework_named(request.framework).recompute_modules)
     if modules and "selective-recompute" not in request.forbids:
-        kinds += [sum(parts) for parts in _subsets(_modules(request.model, modules))]
+        sets = map(sum, _subsets(_modules(request.model, modules)))
+        kinds += [mask for mask in sets if mask & _ONE_OF_TWO != _ONE_OF_TWO]
     if "full-recompute" not in request.forbids:
         kinds.append(int(Recompute.FULL))
     if "recompute" in request.forbids:
         kinds = [int(Recompute.NONE)]
     wanted = request.pins.get("recompute")
     return tuple(kind for kind in kinds if wanted is None or recompute_name(kind) == wanted)
+
+
+_ONE_OF_TWO = int(Recompute.EXPERTS | Recompute.MOE_ACTIVATION)
+"""Experts that are recomputed whole save no activation of their own."""
 
 
 def recompute_name(mask: int) -> str:
@@ -731,6 +736,7 @@ def _modules(model: ModelSpec, names: tuple[str, ...]) -> list[int]:
     """Masks of those modules, of the names given, that the model has."""
     absent = {
         "moe_act": model.moe is None,
+        "moe": model.moe is None,
         "mla_up_proj": model.attention is None,
         "mlp": not model.has_dense_feed_forward,
     }

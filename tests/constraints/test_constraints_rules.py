@@ -342,7 +342,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "recomputed-modules": (
         workload(MOE),
         {"recompute": Recompute.MLA_UP_PROJECTION | Recompute.MOE_ACTIVATION},
-        {"recompute": 128},
+        {"recompute": 256},
     ),
     "full-recompute-alone": (
         workload(),
@@ -489,6 +489,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         workload(MOE, offload_modules="core_attn+moe_act"),
         {"recompute": Recompute.MOE_ACTIVATION},
         {"recompute": Recompute.MLA_UP_PROJECTION},
+    ),
+    "megatron-offload-experts": (
+        workload(MOE, offload_modules="core_attn+expert_fc1"),
+        {"recompute": Recompute.MOE_ACTIVATION},
+        {"recompute": Recompute.MOE_ACTIVATION | Recompute.EXPERTS},
     ),
     # 16 heads and 4 key-value heads: tp 1 leaves groups of 4, or of 2; tp 4 leaves none.
     "megatron-hierarchical-context": (

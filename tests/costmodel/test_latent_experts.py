@@ -12,14 +12,14 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.activations import activation_bytes_per_layer
 from meshwright.costmodel.buffers import dispatch_buffers, graph_bytes
 from meshwright.costmodel.feed_forward import moe_mlp
-from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
+from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import Context, Parts
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.optimizers import stepping_ranks
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.states import layer_parameters_on_gpu
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.volumes import group_traffic, mean_rank_work, routed_bytes
+from meshwright.costmodel.volumes import expert_passes, group_traffic, mean_rank_work, routed_bytes
 from meshwright.costmodel.workload import Workload, pass_bytes
 from meshwright.model_specs.adapters import (
     AdapterSpec,
@@ -28,6 +28,7 @@ from meshwright.model_specs.adapters import (
     frozen_parameters,
     resolved,
 )
+from meshwright.model_specs.blocks import BlockShares
 from meshwright.model_specs.parameters import (
     active_parameter_count,
     expert_parameters,
@@ -190,6 +191,32 @@ def test_what_is_kept_by_hand(tp: int, etp: int) -> None:
     assert kept - less == pytest.approx(TOKENS / tp * TOP_K * 2 * F)
 
 
+@pytest.mark.parametrize("latent", [L, None])
+def test_experts_that_run_again_keep_the_input_of_norm_and_router(latent: int | None) -> None:
+    """2 H of the layer's input and 2 H behind its norm; none of the copies, nor the shared expert's."""
+    layout = Layout(dp=8, ep=2, recompute=int(Recompute.EXPERTS))
+    attention, experts = (
+        BlockShares(attention=1.0 - share, mamba=0.0, feed_forward=0.0, experts=share)
+        for share in (0.0, 1.0)
+    )
+    kept, _ = activation_bytes_per_layer(
+        workload(model(latent)), layout, experts=True, blocks=experts
+    )
+    assert kept == TOKENS * (2 * H + 2 * H)
+    norms_too = replace(layout, recompute=int(Recompute.EXPERTS | Recompute.LAYERNORM))
+    kept, _ = activation_bytes_per_layer(
+        workload(model(latent)), norms_too, experts=True, blocks=experts
+    )
+    assert kept == TOKENS * 2 * H
+    plain = replace(layout, recompute=0)
+    for work in (workload(model(latent)), workload(model(latent), precision="fp8")):
+        same = [
+            activation_bytes_per_layer(work, each, experts=True, blocks=attention)[0]
+            for each in (layout, plain)
+        ]
+        assert same[0] == same[1]
+
+
 def test_quantised_inputs_of_the_projections_are_copies_of_their_own() -> None:
     layout = Layout(dp=8, ep=2)
     kept, wide = (
@@ -209,6 +236,30 @@ def test_graphs_hold_the_products() -> None:
 
 
 # Seconds.
+
+
+@pytest.mark.parametrize("latent", [L, None])
+def test_experts_that_run_again_take_their_forward_pass_but_the_norm(latent: int | None) -> None:
+    """Transfers among it: the checkpoint is around dispatch and combine."""
+    layout = Layout(dp=8, ep=8)
+    again = replace(layout, recompute=int(Recompute.EXPERTS))
+    plain, run_again = (moe_mlp(context(each, model(latent))) for each in (layout, again))
+    assert plain.forward == run_again.forward
+    assert plain.backward == run_again.backward
+    c = context(layout, model(latent))
+    norm_s = streamed_s(c.element_bytes.norm[0] * c.hidden_elements, c.rates)
+    expected = {**plain.forward, "memory_bound": plain.forward["memory_bound"] - norm_s}
+    for name, seconds in expected.items():
+        more = run_again.recompute.get(name, 0.0) - plain.recompute.get(name, 0.0)
+        assert more == pytest.approx(seconds), name
+    assert expected["ep_comm"] > 0
+    stages = ((2,),)
+    sent = [
+        expert_passes(mean_rank_work(context(each, model(latent)), stages))
+        for each in (layout, again)
+    ]
+    # Dispatch and combine of two layers, forward and backward; and forward once more.
+    assert sent == [2 * 4, 2 * 6]
 
 
 def test_two_products_stand_beside_the_experts() -> None:

@@ -74,8 +74,9 @@ def test_tokens_go_to_experts_and_back_forward_and_backward() -> None:
         recomputed=4,
         moe_layers=7,
         moe_recomputed=3,
+        experts_alone=1,
     )
-    assert expert_passes(work) == 4 * 7 + 2 * 3
+    assert expert_passes(work) == 4 * 7 + 2 * (3 + 1)
     plain, again = sent(LAYOUT), sent(PARTLY)
     assert again.experts / plain.experts == pytest.approx((4 * LAYERS + 2 * AGAIN) / (4 * LAYERS))
 

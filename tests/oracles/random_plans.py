@@ -195,9 +195,8 @@ def _recompute(rng: random.Random, framework: FrameworkName, model: ModelSpec) -
     if kind == "none":
         return {"recompute": "none"}
     modules = ["core_attn", "layernorm", "mlp"]
-    modules += ["moe_act"] * (model.moe is not None) + ["mla_up_proj"] * (
-        model.attention is not None
-    )
+    modules += ["moe_act", "moe"] * (model.moe is not None)
+    modules += ["mla_up_proj"] * (model.attention is not None)
     chosen = rng.sample(modules, rng.randint(1, len(modules)))
     return {"recompute": "selective", "recompute_modules": tuple(chosen)}
 

@@ -78,16 +78,18 @@ def shardings(cp: int, dp: int) -> list[tuple[int, int, int]]:
 
 
 def masks(request: PlanRequest) -> list[int]:
-    """Nothing, every set of modules that the model has, everything."""
+    """Nothing, every set of modules that the model has, everything; experts whole or their activation."""
     modules = [Recompute.LAYERNORM]
     if request.model.dense_layers:
         modules.append(Recompute.MLP)
     if request.model.moe is not None:
-        modules.append(Recompute.MOE_ACTIVATION)
+        modules += [Recompute.MOE_ACTIVATION, Recompute.EXPERTS]
     selective = []
     for taken in product((False, True), repeat=len(modules)):
         pairs = zip(modules, taken, strict=True)
-        selective.append(sum(int(module) for module, chosen in pairs if chosen))
+        chosen = [module for module, chosen in pairs if chosen]
+        if not {Recompute.MOE_ACTIVATION, Recompute.EXPERTS} <= set(chosen):
+            selective.append(sum(map(int, chosen)))
     return [*selective, int(Recompute.FULL)]
 
 
