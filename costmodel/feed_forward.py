@@ -218,6 +218,15 @@ def recomputes_experts(layout: Layout) -> NDArray[np.bool_]:
 
     Their transfers too: the checkpoint is around dispatch and combine (megatron-core 0.16,
     megatron/core/transformer/moe/moe_layer.py, MoELayer.forward).
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    bool, or array of bool of shape [n]
     """
     again: NDArray[np.bool_] = (np.asarray(layout.recompute) & int(Recompute.EXPERTS)) != 0
     return again

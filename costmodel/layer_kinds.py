@@ -46,6 +46,7 @@ from meshwright.costmodel.other_blocks import (
     mamba1_block,
     mamba_block,
 )
+from meshwright.costmodel.workload import deduplicates
 from meshwright.frameworks.catalog import input_offload
 from meshwright.model_specs.blocks import WINDOWED, BlockShares
 
@@ -525,6 +526,23 @@ def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) 
     return _with_host(c, own.layer, own.launch_s, own.sync_s, shares=shares)
 
 
+_WITHOUT_CASTS = 100.0 / 140.0
+"""Launches of a layer with experts without casts over those with them, of which `launch_moe_layer_s` is: half
+of a dense layer's kernels, 20, with 30 of the router and 50 of the experts; 20 casts more for the products of
+attention and 20 for those of experts (the counts of `buffers.graph_bytes`)."""
+
+
+def _expert_launches_s(c: Context) -> float:
+    """Host seconds of one forward pass of a layer of attention and experts.
+
+    DeepEP and HybridEP dispatch with few kernels; what the others launch to count, sort and send tokens is
+    about as much as the casts that they lack at 16 bits (megatron/core/transformer/moe/token_dispatcher.py).
+    """
+    fused = deduplicates(c.workload)
+    fewer = _WITHOUT_CASTS if fused and not c.cast_bytes else 1.0
+    return c.constants.framework.launch_moe_layer_s * fewer
+
+
 def _on_device(
     c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares, linear_share: float = 0.0
 ) -> _OnDevice:
@@ -547,7 +565,7 @@ def _on_device(
     blocks.append(portion(moe_mlp(c), shares.experts))
     # A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
     beside_attention = 0.5 * (shares.tensor_parallel - shares.experts)
-    launch_s = shares.experts * stack.launch_moe_layer_s + beside_attention * stack.launch_layer_s
+    launch_s = shares.experts * _expert_launches_s(c) + beside_attention * stack.launch_layer_s
     launch_s = launch_s + beside_s
     layer = joined(*blocks)
     layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
@@ -726,7 +744,7 @@ def _further_launches_s(c: Context, shares: BlockShares) -> Floats:
         gemms = _OVERLAPPED_GEMMS * shares.total * np.where(tp > 1, tp, 0)
     steps = _RING_STEP_LAUNCHES * shares.attention * np.where(in_ring > 1, in_ring, 0)
     again = shares.experts * recomputes_experts(c.layout)
-    behind_attention_s = stack.launch_moe_layer_s - 0.5 * stack.launch_layer_s
+    behind_attention_s = _expert_launches_s(c) - 0.5 * stack.launch_layer_s
     return stack.piece_launch_s * (gemms + steps) + behind_attention_s * again
 
 

@@ -66,7 +66,7 @@ def test_a_group_costs_what_its_layers_cost(changes: dict[str, Any], framework: 
     for part, seconds in expected.breakdown_s.items():
         # Which layer's gradients are last, and so exposed, a mean layer does not say. The host runs beside
         # the mean of unlike layers, where it is hidden better.
-        tolerance = {"dp_comm": 0.1, "host": 0.15, "recompute": 0.07, "scale": 0.03}.get(part, 1e-9)
+        tolerance = {"dp_comm": 0.1, "host": 0.17, "recompute": 0.07, "scale": 0.03}.get(part, 1e-9)
         own = float(np.asarray(priced.breakdown_s[part]))
         assert own == pytest.approx(float(np.asarray(seconds)), rel=tolerance), part
         if part in ("host", "recompute"):
