@@ -461,6 +461,30 @@ def layer_launches(c: Context) -> float:
     return _EAGER_LAYER_LAUNCHES if eager else _LAYER_LAUNCHES
 
 
+_GRADIENT_LAUNCHES, _EAGER_GRADIENT_LAUNCHES = 6.0, 9.0
+"""Kernels backward of the gradients of a layer's own weights: of four products, or of seven one at a time, and
+of two norms."""
+
+
+def gradient_launches(c: Context) -> float:
+    """Launches of the gradients of a layer's own weights, over those of its forward pass.
+
+    Frozen weights do not have them (megatron/core/tensor_parallel/layers.py, LinearWithFrozenWeight).
+
+    Parameters
+    ----------
+    c : Context
+        Its constants say whether operators run one at a time.
+
+    Returns
+    -------
+    float
+        Above 0, below the 2 of a backward pass.
+    """
+    eager = c.constants.framework.eager_operators
+    return (_EAGER_GRADIENT_LAUNCHES if eager else _GRADIENT_LAUNCHES) / layer_launches(c)
+
+
 def _adapters(workload: Workload, groups: tuple[tuple[str, ...], ...]) -> int:
     """Adapters beside matrices, in groups that share an input."""
     return sum(len(adapted_outputs(workload, dict.fromkeys(names, 1.0))) for names in groups)

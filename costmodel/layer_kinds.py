@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
-from meshwright.costmodel.adapters import adapter_launches, frozen, layer_launches
+from meshwright.costmodel.adapters import (
+    adapter_launches,
+    frozen,
+    gradient_launches,
+    layer_launches,
+)
 from meshwright.costmodel.attention import attention_block, full_share, one_window_share
 from meshwright.costmodel.feed_forward import (
     dense_mlp,
@@ -543,6 +548,16 @@ def _expert_launches_s(c: Context) -> float:
     return c.constants.framework.launch_moe_layer_s * fewer
 
 
+def _own_launches_s(c: Context, shares: BlockShares) -> float:
+    """Host seconds of one forward pass of a layer, without adapters, collectives or loops over blocks.
+
+    A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
+    """
+    beside_experts = 0.5 * (shares.tensor_parallel - shares.experts)
+    of_blocks = beside_experts * c.constants.framework.launch_layer_s
+    return shares.experts * _expert_launches_s(c) + of_blocks
+
+
 def _on_device(
     c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares, linear_share: float = 0.0
 ) -> _OnDevice:
@@ -553,7 +568,7 @@ def _on_device(
     """
     stack = c.constants.framework
     blocks = list(mixers)
-    launch_s: Floats = 0.5 * shares.tensor_parallel * stack.launch_layer_s
+    launch_s = _own_launches_s(c, shares)
     beside = adapter_launches(c, shares) + linear_share * block_launches(c) / layer_launches(c)
     beside_s: Floats = beside * stack.launch_layer_s
     beside_s = beside_s + shares.tensor_parallel * _collectives_s(c, _OF_BLOCK)
@@ -563,14 +578,10 @@ def _on_device(
         layer = joined(*blocks)
         return _OnDevice(with_copies(c, layer, layer, shares), launch_s + beside_s, 0.0, shares)
     blocks.append(portion(moe_mlp(c), shares.experts))
-    # A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
-    beside_attention = 0.5 * (shares.tensor_parallel - shares.experts)
-    launch_s = shares.experts * _expert_launches_s(c) + beside_attention * stack.launch_layer_s
-    launch_s = launch_s + beside_s
     layer = joined(*blocks)
     layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
     waits = np.where(recomputes_experts(c.layout), 2.0, 1.0)
-    return _OnDevice(layer, launch_s, shares.experts * stack.moe_sync_s * waits, shares)
+    return _OnDevice(layer, launch_s + beside_s, shares.experts * stack.moe_sync_s * waits, shares)
 
 
 def _unlike(c: Context) -> tuple[KindTime | None, KindTime | None, dict[str, KindTime]]:
@@ -735,7 +746,7 @@ def _host_share(c: Context) -> float:
 
 def _further_launches_s(c: Context, shares: BlockShares) -> Floats:
     """Host seconds to launch experts that selective recomputation runs again, and what a layer is cut into:
-    GEMMs beside transfers, steps of ring attention.
+    GEMMs beside transfers, steps of ring attention; less gradients that frozen weights have none of.
     """
     stack = c.constants.framework
     tp, in_ring = np.asarray(c.layout.tp), ring_steps(c)
@@ -745,7 +756,10 @@ def _further_launches_s(c: Context, shares: BlockShares) -> Floats:
     steps = _RING_STEP_LAUNCHES * shares.attention * np.where(in_ring > 1, in_ring, 0)
     again = shares.experts * recomputes_experts(c.layout)
     behind_attention_s = _expert_launches_s(c) - 0.5 * stack.launch_layer_s
-    return stack.piece_launch_s * (gemms + steps) + behind_attention_s * again
+    further_s = stack.piece_launch_s * (gemms + steps) + behind_attention_s * again
+    if not frozen(c.workload):
+        return further_s
+    return further_s - gradient_launches(c) * _own_launches_s(c, shares)
 
 
 class _Collectives(NamedTuple):
