@@ -79,13 +79,14 @@ def stage_memory_parts_gib(
     workload : Workload
         Model, sequence length, precision and software.
     layout : Layout
-        One layout.
+        One layout; or several with one pipeline, fields of shape [n, 1] but for ranks, virtual stages,
+        schedule and recomputed layers, which are one number each.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
 
     Returns
     -------
-    dict of str to array of float, shape [pp]
+    dict of str to array of float, shape [pp] or [n, pp]
         GiB, at least 0; docs/cost_model.md, "Memory", has every component with its source.
     """
     pp = len(stages)
@@ -105,9 +106,11 @@ def stage_memory_parts_gib(
     of_module = saved.main[0]
     activations = _in_all_micro_batches(workload, layout, stages, kinds, of_module) + head_input
     stranded = extra.stranded + np.minimum(tables, 1) * extra.stranded_table
-    if _gradients_arrive(workload, layout):
+    arrive = _gradients_arrive(workload, layout)
+    if np.any(arrive):
         made = np.asarray(states["gradients"])
-        met = _gradients_at_peak(made, activations, _moments(workload, layout, extra, saved))
+        at_peak = _gradients_at_peak(made, activations, _moments(workload, layout, extra, saved))
+        met = np.where(arrive, at_peak, made)
         states["gradients"], stranded = met, stranded + made - met
     parts: dict[str, object] = {
         **states,
@@ -120,10 +123,11 @@ def stage_memory_parts_gib(
     }
     if encoder_of(workload) is not None:
         parts["image_encoder"] = _encoder_in_all_micro_batches(workload, layout, rank)
-    return {name: np.broadcast_to(np.asarray(part) / GIB, (pp,)) for name, part in parts.items()}
+    shape = np.broadcast_shapes((pp,), layout.broadcast_shape())
+    return {name: np.broadcast_to(np.asarray(part) / GIB, shape) for name, part in parts.items()}
 
 
-def _gradients_arrive(workload: Workload, layout: Layout) -> bool:
+def _gradients_arrive(workload: Workload, layout: Layout) -> NDArray[np.bool_]:
     """Whether a step begins without gradients, and its only backward pass makes them.
 
     One rank has all layers, and one micro-batch. Under FSDP a layer's shard of gradients is made after its
@@ -132,13 +136,10 @@ def _gradients_arrive(workload: Workload, layout: Layout) -> bool:
     activations. Replicas that hold all states have buckets of the gradients' size from the first step on
     (torch/csrc/distributed/c10d/reducer.cpp, initialize_buckets).
     """
-    ranks = int(layout.dp) * int(layout.cp)
-    return (
-        memory_profile(workload.framework).gradients_arrive
-        and int(layout.pp) == 1
-        and int(layout.num_micro_batches) == 1
-        and (int(layout.zero_stage) >= 2 or ranks == 1)
-    )
+    once = (np.asarray(layout.pp) == 1) & (np.asarray(layout.num_micro_batches) == 1)
+    alone = np.asarray(layout.dp) * np.asarray(layout.cp) == 1
+    come = once & ((np.asarray(layout.zero_stage) >= 2) | alone)
+    return np.asarray(come & memory_profile(workload.framework).gradients_arrive)
 
 
 class _Moments(NamedTuple):
@@ -343,13 +344,13 @@ def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDAr
     workload : Workload
         Model, sequence length, precision and software.
     layout : Layout
-        One layout.
+        One layout, or several with one pipeline, as `stage_memory_parts_gib` takes them.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
 
     Returns
     -------
-    array of float, shape [pp]
+    array of float, shape [pp] or [n, pp]
         GiB, above 0.
     """
     parts = stage_memory_parts_gib(workload, layout, stages)

@@ -43,16 +43,16 @@ def recomputed_layers(layout: Layout) -> int:
     Parameters
     ----------
     layout : Layout
-        One layout.
+        One layout, or several that recompute equally many.
 
     Returns
     -------
     int
         0 where it recomputes none in full; may be larger than a stage, which means all.
     """
-    if not int(np.asarray(layout.recompute)) & int(Recompute.FULL):
+    if not int(np.asarray(layout.recompute).item(0)) & int(Recompute.FULL):
         return 0
-    return int(np.asarray(layout.recompute_layers))
+    return int(np.asarray(layout.recompute_layers).item(0))
 
 
 @lru_cache(maxsize=4096)

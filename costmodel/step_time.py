@@ -570,7 +570,7 @@ def make_context(
 def exact_step(
     c: Context, stages: Stages, times: KindTimes | None = None, *, played: bool = True
 ) -> StepTime:
-    """The step of one layout under a split of its layers.
+    """The step of a layout, or of several with one pipeline, under a split of the layers.
 
     Pipeline: the busiest rank works through all m micro-batches, and waits for the others' virtual stages to
     fill and drain, T = m max_r t_r + x (sum_r t_r - max_r t_r) / vpp, where x is the schedule's bubble share
@@ -581,7 +581,9 @@ def exact_step(
     Parameters
     ----------
     c : Context
-        Workload, one layout, and one or k placements.
+        Workload, one layout, and one or k placements; or k layouts whose ranks, virtual stages, schedule and
+        recomputed layers are one number each. Where schedules are played, or samples dealt to ranks, the
+        layouts are one.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
     times : KindTimes, optional
@@ -607,7 +609,9 @@ def exact_step(
     worst: Parts = {
         name: _of_rank(np.asarray(seconds), busiest) for name, seconds in by_rank.items()
     }
-    dense, expert = (np.max(x) for x in rank_parameters(c.workload.model, c.layout, stages))
+    by_layout = replace(c.layout.with_axis(), schedule=c.layout.schedule)
+    parameters = rank_parameters(c.workload.model, by_layout, stages)
+    dense, expert = (np.max(x, axis=-1) for x in parameters)
     step = _holding(c, times, dense, expert, open_traffic(c, dense, expert))
     if interleaves_unlike(c):
         pipeline_s = (

@@ -29,7 +29,12 @@ from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.step_time import exact_step
 from meshwright.costmodel.workload import Execution, Workload, with_needed_syncs
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
-from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, PlacedLayout
+from meshwright.planner.bounds.exact_cost import (
+    LayoutPricing,
+    MappingBounds,
+    PlacedLayout,
+    answered,
+)
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
 from meshwright.planner.bounds.mappings import Matrices, divides_into, matrices
 from meshwright.planner.mapping.counted import seconds_in_best_order
@@ -376,7 +381,7 @@ class _Near:
             return near
         bounds = MappingBounds(matrices=mapped.table, bound_s=np.zeros(len(mapped.table["tp"])))
         worth_finding_s = min(near.step_time_s or inf, cutoff_s)
-        priced = mapped.pricing.best(bounds, mapped.placed, worth_finding_s)
+        priced = answered(mapped.pricing.best(bounds, mapped.placed, worth_finding_s))
         if priced is None:
             return near
         return mapped.price(priced.stages, int(priced.layout.recompute_layers))

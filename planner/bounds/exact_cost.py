@@ -1,18 +1,29 @@
-"""The exact price of one layout: every mapping, every split that can be best."""
+"""The exact price of a layout: every mapping, every split that can be best.
+
+What a price asks of the cost model is put as questions, lists of them at a time (`Pricing`). A search that
+prices one layout answers them as they come (`answered`); one that prices many answers those of all layouts
+together, equal splits in one array operation each (`all_answered`).
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.activations import saved_activations
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times, stage_memory_gib
-from meshwright.costmodel.footprint import offloaded_states_gib
+from meshwright.costmodel.footprint import GIB, layer_bytes, offloaded_states_gib
+from meshwright.costmodel.hybrid_context import is_dealt
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.step_time import (
     StepTime,
@@ -27,12 +38,13 @@ from meshwright.planner.bounds.layer_split import (
     FitsRank,
     Split,
     SplitCosts,
+    any_stages,
     balanced_stages,
     frontier,
     least_busiest_rank_s,
     level_splits,
 )
-from meshwright.planner.bounds.mappings import Matrices, pick
+from meshwright.planner.bounds.mappings import Matrices, pick, rows_of_context
 from meshwright.planner.bounds.paces import MemoryFit, hbm_limit_gib
 
 FloatArray = NDArray[np.float64]
@@ -74,36 +86,254 @@ class MappingBounds:
         return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacedLayout:
-    """A layout under some of its mappings, and what its layers take there: computed once for all uses.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedLayouts:
+    """Layouts under their mappings, a row each, and what their layers take there: computed once for all uses.
 
     What they take does not depend on how many of them are recomputed.
     """
 
     context: Context
-    """Placements [k, levels]; an array field of the layout gives every part of a step its axis of k."""
+    """Placements [r, levels]; an array field of the layouts gives every part of a step its axis of r."""
     times: KindTimes
-    """Seconds, [k]."""
+    """Seconds, [r]."""
+
+    @cached_property
+    def costs(self) -> FloatArray:
+        """Columns of `LayerCosts`, [columns, r]."""
+        size, costs = (len(self.context.placement.tp),), costs_of_times(self.context, self.times)
+        return np.stack(
+            [np.broadcast_to(np.asarray(column), size) for column in vars(costs).values()]
+        )
+
+    def unlike_s(self, row: int) -> list[tuple[float, float]]:
+        """Seconds of each kind of unlike layers in a row, and what recomputing one adds."""
+        size = (len(self.context.placement.tp),)
+        return [
+            (
+                float(np.broadcast_to(np.asarray(kind.seconds), size)[row]),
+                float(np.broadcast_to(np.asarray(kind.recompute_s), size)[row]),
+            )
+            for kind in self.times.unlike
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedLayout:
+    """One layout under some of its mappings, k of them."""
+
+    layout: Layout
+    """In plain numbers."""
+    among: PlacedLayouts
+    """That layout, and perhaps others, under all mappings."""
+    index: IntArray
+    """Its rows there, [k]."""
+
+    @cached_property
+    def context(self) -> Context:
+        """Placements [k, levels]."""
+        every, own = self.among.context, self.index
+        placed = {name: np.asarray(column)[own] for name, column in vars(every.placement).items()}
+        size = np.full(len(own), int(self.layout.micro_batch), dtype=np.int64)
+        layout = replace(self.layout, micro_batch=size)
+        return replace(every, layout=layout, placement=Placement(**placed))
+
+    @cached_property
+    def times(self) -> KindTimes:
+        """Seconds, [k]."""
+        return self.among.times.rows(self.index, len(self.among.context.placement.tp))
 
     def rows(self, rows: IntArray) -> PlacedLayout:
         """Under some of the mappings."""
-        own, k = vars(self.context.placement), len(self.context.placement.tp)
-        placement = Placement(**{name: np.asarray(column)[rows] for name, column in own.items()})
-        layout = replace(
-            self.context.layout, micro_batch=np.asarray(self.context.layout.micro_batch)[rows]
-        )
-        context = replace(self.context, layout=layout, placement=placement)
-        return PlacedLayout(context=context, times=self.times.rows(rows, k))
+        return replace(self, index=self.index[rows])
 
     def recomputing(self, layers: int) -> PlacedLayout:
         """With so many layers of each virtual stage recomputed."""
-        layout = replace(self.context.layout, recompute_layers=layers)
-        return replace(self, context=replace(self.context, layout=layout))
+        return replace(self, layout=replace(self.layout, recompute_layers=layers))
+
+
+# What a price asks of the cost model, and the answers: one by one, or those of many layouts together.
+
+
+class StepQuestion(NamedTuple):
+    """What a step takes under each of a layout's mappings."""
+
+    placed: PlacedLayout
+    stages: Stages | None
+    """The split of its layers; None for what no split is below (`optimistic_step`)."""
+    busiest_s: float = 0.0
+    """Without a split, what the slowest rank takes at the least."""
+
+
+class MemoryQuestion(NamedTuple):
+    """What each rank of a split holds, in GiB."""
+
+    workload: Workload
+    layout: Layout
+    stages: Stages
+
+
+class LayerQuestion(NamedTuple):
+    """What layers hold, `layer_bytes` in GiB."""
+
+    workload: Workload
+    layout: Layout
+
+
+class StepSeconds(NamedTuple):
+    """A step by mapping, arrays [k]."""
+
+    seconds: FloatArray
+    charged_s: FloatArray
+    """Of it, what the most parameters on a rank decide."""
+    scale: FloatArray
+    """What the part in proportion to all others multiplies them by."""
+
+
+Question = StepQuestion | MemoryQuestion | LayerQuestion
+T = TypeVar("T")
+Asking = Generator[Sequence[Question], Sequence[Any], T]
+"""Yields questions, is sent their answers, and returns what comes of them."""
+
+
+def answered(work: Asking[T]) -> T:
+    """What comes of some work, its questions answered as they come."""
+    return all_answered([work])[0]
+
+
+def all_answered(works: Sequence[Asking[T]], deadline: float = inf) -> dict[int, T]:
+    """What comes of some works, by number, the questions of all answered together.
+
+    Without those that are not done at the deadline, on the clock of `time.monotonic`.
+    """
+    results: dict[int, T] = {}
+    waiting: dict[int, Sequence[Question]] = {}
+
+    def go_on(number: int, answers: Sequence[Any] | None) -> None:
+        try:
+            work = works[number]
+            waiting[number] = next(work) if answers is None else work.send(answers)
+        except StopIteration as end:
+            results[number] = end.value
+
+    for number in range(len(works)):
+        go_on(number, None)
+    while waiting and time.monotonic() <= deadline:
+        now, waiting = waiting, {}
+        answers = iter(_answers([question for questions in now.values() for question in questions]))
+        for number, questions in now.items():
+            go_on(number, [next(answers) for _ in questions])
+    return results
+
+
+def _answers(questions: Sequence[Question]) -> list[Any]:
+    """The answer to each question: alike ones in one array operation."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, question in enumerate(questions):
+        groups.setdefault(_alike(question), []).append(number)
+    answers: list[Any] = [None] * len(questions)
+    for rows in groups.values():
+        together: Any = [questions[row] for row in rows]
+        answer = _ANSWERS[type(together[0])]
+        for row, result in zip(rows, answer(together), strict=True):
+            answers[row] = result
+    return answers
+
+
+def _alike(question: Question) -> tuple[Any, ...]:
+    """Equal for questions that one operation answers."""
+    if isinstance(question, LayerQuestion):
+        return (LayerQuestion, id(question.workload))
+    if isinstance(question, MemoryQuestion):
+        return (id(question.workload), *_of_split(question.layout), question.stages)
+    placed, model = question.placed, question.placed.among.context.workload.model
+    if question.stages is None:
+        return (id(placed.among),)
+    # What is played, or dealt to ranks, is so with the micro-batches and samples of one layout.
+    plays = model.unlike_layers and int(placed.layout.vpp) > 1
+    apart = id(placed) if plays or is_dealt(placed.among.context.workload) else 0
+    return (id(placed.among), apart, *_of_split(placed.layout), question.stages)
+
+
+def _of_split(layout: Layout) -> tuple[int, int]:
+    """What decides, beside the split itself, what each of its ranks has."""
+    full = int(layout.recompute) & int(Recompute.FULL)
+    return int(layout.schedule), int(layout.recompute_layers) if full else 0
+
+
+def _memory_gib(questions: Sequence[MemoryQuestion]) -> Iterable[FloatArray]:
+    workload, layout, stages = questions[0]
+    if len(questions) == 1:
+        return [stage_memory_gib(workload, layout, stages)]
+    layouts = _with_one_split(_joined([each.layout for each in questions]).with_axis(), layout)
+    return stage_memory_gib(workload, layouts, stages)
+
+
+def _layers_gib(questions: Sequence[LayerQuestion]) -> Iterable[tuple[float, ...]]:
+    workload, layout = questions[0]
+    if len(questions) > 1:
+        layout = _joined([each.layout for each in questions])
+    columns = layer_bytes(workload, layout, saved_activations(workload, layout))
+    return zip(*((np.atleast_1d(column) / GIB).tolist() for column in columns), strict=True)
+
+
+def _joined(layouts: Sequence[Layout]) -> Layout:
+    """Layouts in plain numbers as arrays [n]."""
+    columns = zip(*(vars(layout).values() for layout in layouts), strict=True)
+    return Layout(**dict(zip(vars(layouts[0]), map(np.array, columns), strict=True)))
+
+
+def _with_one_split(layouts: Layout, one: Layout) -> Layout:
+    """Layouts that agree with one in what ranks of a split have, as plain numbers."""
+    names = ("pp", "vpp", "schedule", "recompute_layers")
+    return replace(layouts, **{name: getattr(one, name) for name in names})
+
+
+def _steps(questions: Sequence[StepQuestion]) -> list[StepSeconds]:
+    """Of questions about one split, or about no split."""
+    placed, stages, busiest_s = questions[0]
+    if len(questions) == 1:
+        context, times = placed.context, placed.times
+        if stages is not None:
+            return [_seconds_of(exact_step(context, stages, times), len(placed.index))]
+        return [_seconds_of(optimistic_step(context, times, busiest_s), len(placed.index))]
+    counts = [len(question.placed.index) for question in questions]
+    index = np.concatenate([question.placed.index for question in questions])
+    context = rows_of_context(placed.among.context, index)
+    times = placed.among.times.rows(index, len(placed.among.context.placement.tp))
+    if stages is not None:
+        layouts = _with_one_split(context.layout, placed.layout)
+        every = exact_step(replace(context, layout=layouts), stages, times)
+    else:
+        recomputed = [int(question.placed.layout.recompute_layers) for question in questions]
+        layouts = replace(context.layout, recompute_layers=np.repeat(recomputed, counts))
+        slowest_s = np.repeat([question.busiest_s for question in questions], counts)
+        every = optimistic_step(replace(context, layout=layouts), times, slowest_s)
+    ends = np.cumsum(counts)[:-1]
+    columns = zip(*(np.split(each, ends) for each in _seconds_of(every, len(index))), strict=True)
+    return [StepSeconds(*column) for column in columns]
+
+
+_ANSWERS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    StepQuestion: _steps,
+    MemoryQuestion: _memory_gib,
+    LayerQuestion: _layers_gib,
+}
+
+
+def _seconds_of(step: StepTime, size: int) -> StepSeconds:
+    seconds = np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), (size,))
+    charged_s = np.asarray(step.parts["dp_comm"]) + np.asarray(step.parts["optimizer"])
+    scale = seconds / (seconds - np.asarray(step.parts["scale"]))
+    return StepSeconds(seconds, np.broadcast_to(charged_s, (size,)), np.asarray(scale))
 
 
 _WHATEVER_THE_SPLIT = ("pipeline_p2p", "optimizer", "step_overhead")
 """Parts of `optimistic_step` that no split of the layers has less of, whatever is hidden under its work."""
+
+
+PricedSplit = tuple[Split, FloatArray]
+"""A split, and its seconds under each mapping, [k]."""
 
 
 class LayoutPricing:
@@ -113,12 +343,15 @@ class LayoutPricing:
         self._workload, self._layout = workload, layout
         self._limit_gib = hbm_limit_gib(workload)
         self._fit = MemoryFit(workload, layout)
+        self._peaks_gib: dict[Stages, FloatArray] = {}
         self.memory_limits = False
         """Whether memory kept some mapping from its fastest split."""
         self.nothing_fits = False
         """Whether no split at all was found to fit."""
 
-    def best(self, mappings: MappingBounds, every: PlacedLayout, cutoff_s: float) -> Priced | None:
+    def best(
+        self, mappings: MappingBounds, every: PlacedLayout, cutoff_s: float
+    ) -> Asking[Priced | None]:
         """The best mapping and split; None where none fits or beats `cutoff_s`. The layout is as `under` has
         `every` of the mappings, with any number of recomputed layers.
         """
@@ -128,13 +361,13 @@ class LayoutPricing:
             return None
         own = every.rows(keep).recomputing(recomputed)
         if recomputed and np.isfinite(bound_s).any():
-            seconds = self._bound(own)
+            seconds = yield from self._bound(own)
             better = np.flatnonzero(seconds < cutoff_s)
             keep, bound_s, own = keep[better], seconds[better], own.rows(better)
         if not len(keep):
             return None
         table = pick(mappings.matrices, keep)
-        best_s, where, stages = self._best_of(own, bound_s, cutoff_s)
+        best_s, where, stages = yield from self._best_of(own, bound_s, cutoff_s)
         if stages is None:
             return None
         longest = max(max(rank) for rank in stages)
@@ -148,31 +381,42 @@ class LayoutPricing:
 
     def _best_of(
         self, every: PlacedLayout, bound_s: FloatArray, cutoff_s: float
-    ) -> tuple[float, int, Stages | None]:
+    ) -> Asking[tuple[float, int, Stages | None]]:
         """(seconds, number of the mapping, stages) of the fastest; mappings with equal layer costs share
         their splits.
         """
+        even = any_stages(self._workload, self._layout)
+        if even is not None:
+            memory = MemoryQuestion(self._workload, self._layout, even)
+            asked = LayerQuestion(self._workload, self._layout)
+            self._peaks_gib[even], self._fit.layer_gib = yield [memory, asked]
+            self._fit.even_gib = self._peaks_gib[even]
         rooms = self._fit.rooms(self._workload.model.layers)
-        groups = _rows_with_equal_costs(costs_of_times(every.context, every.times), bound_s.shape)
+        groups = _rows_with_equal_costs(every.among.costs[:, every.index])
         groups.sort(key=lambda group: float(np.min(bound_s[group[1]])))
         best: tuple[float, int, Stages | None] = (cutoff_s, -1, None)
         for group_costs, rows in groups:
             members = rows[bound_s[rows] < best[0]]
             if not len(members):
                 continue
-            split_costs = self._fit.split_costs(group_costs, _of_unlike(every.rows(rows[:1]).times))
+            split_costs = self._fit.split_costs(
+                group_costs, every.among.unlike_s(int(every.index[rows[0]]))
+            )
             busiest_s = least_busiest_rank_s(split_costs, rooms)
             if not np.isfinite(busiest_s):
                 self.memory_limits = self.nothing_fits = True
                 return best
-            faster = self._bound(every.rows(members), busiest_s) < best[0]
-            # Memory decides here: with more layers recomputed, a mapping may be faster than it allows.
-            self.memory_limits = self.memory_limits or not faster.all()
-            members = members[faster]
+            if best[0] < inf:
+                bound = yield from self._bound(every.rows(members), busiest_s)
+                faster = bound < best[0]
+                # Memory decides here: with more layers recomputed, a mapping may be faster than it allows.
+                self.memory_limits = self.memory_limits or not faster.all()
+                members = members[faster]
             if not len(members):
                 continue
             placed = every.rows(members)
-            for split, seconds in self._splits(placed, split_costs, best[0]):
+            priced_splits = yield from self._splits(placed, split_costs, best[0])
+            for split, seconds in priced_splits:
                 fastest = int(np.argmin(seconds))
                 if seconds[fastest] < best[0]:
                     best = float(seconds[fastest]), int(members[fastest]), split.stages
@@ -180,16 +424,16 @@ class LayoutPricing:
 
     def _splits(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
-    ) -> list[tuple[Split, FloatArray]]:
+    ) -> Asking[list[PricedSplit]]:
         """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits
         break it.
         """
         if not framework_of_stack(self._workload.framework).uneven_stages:
-            return self._even_split(placed, costs)
+            return (yield from self._even_split(placed, costs))
         if costs.in_step and costs.vpp > 1 and costs.order:
-            return self._splits_of_unlike(placed, costs, cutoff_s)
+            return (yield from self._splits_of_unlike(placed, costs, cutoff_s))
         if costs.in_step and costs.vpp > 1:
-            return self._level_splits(placed, costs, cutoff_s)
+            return (yield from self._level_splits(placed, costs, cutoff_s))
         fits: FitsRank | None = None
         for fits in (None, self._fit.fits):
             if fits is not None:
@@ -199,61 +443,65 @@ class LayoutPricing:
             if not fastest:
                 self.nothing_fits = fits is not None
                 return []
-            first = self._step(placed, fastest[0].stages)
-            slack_s = self._slack_s(placed, first, costs)
-            if np.all(np.asarray(first.seconds) - slack_s * _scale(first) >= cutoff_s):
+            first, slack_s = yield from self._with_slack(placed, fastest[0].stages, costs)
+            if np.all(first.seconds - slack_s * first.scale >= cutoff_s):
                 return []
-            if fits is None and not self._fits(fastest[0].stages):
+            if fits is None and not (yield from self._fit_memory(fastest[:1])):
                 continue  # memory matters: the free splits say nothing more
             splits = frontier(costs, _round_up(slack_s), fits, parts)
-            fitting = [split for split in splits if self._fits(split.stages)]
+            fitting = yield from self._fit_memory(splits)
             if len(fitting) == len(splits):
                 break
-        priced_splits = {fastest[0].stages: np.asarray(first.seconds)}
-        return [(split, self._seconds(placed, split.stages, priced_splits)) for split in fitting]
+        fresh = [split for split in fitting if split.stages != fastest[0].stages]
+        seconds = yield from self._seconds(placed, fresh)
+        seconds[fastest[0].stages] = first.seconds
+        return [(split, seconds[split.stages]) for split in fitting]
 
-    def _even_split(
-        self, placed: PlacedLayout, costs: SplitCosts
-    ) -> list[tuple[Split, FloatArray]]:
+    def _even_split(self, placed: PlacedLayout, costs: SplitCosts) -> Asking[list[PricedSplit]]:
         """The only split of a framework that deals layers out by itself."""
         stages = balanced_stages(costs.layers, costs.pp, costs.vpp)
         if stages is None or (costs.partial and min(map(min, stages)) < costs.recompute_layers):
             return []
-        if not self._fits(stages):
+        split = Split(stages=stages, time_s=costs.stages_s(stages))
+        if not (yield from self._fit_memory([split])):
             self.memory_limits = self.nothing_fits = True
             return []
-        split = Split(stages=stages, time_s=costs.stages_s(stages))
-        return [(split, np.asarray(self._step(placed, stages).seconds))]
+        seconds = yield from self._seconds(placed, [split])
+        return [(split, seconds[stages])]
 
     def _level_splits(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
-    ) -> list[tuple[Split, FloatArray]]:
+    ) -> Asking[list[PricedSplit]]:
         """The same for ranks in step, whose splits are few enough to look at one by one."""
         splits = []
         for stages in level_splits(costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends):
             if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
                 splits.append(Split(stages=stages, time_s=costs.stages_s(stages)))
         splits.sort(key=lambda split: split.time_s)
-        priced_splits: list[tuple[Split, FloatArray]] = []
-        limit_s = inf
+        fastest: Split | None = None
         for split in splits:
-            if split.time_s > limit_s:
+            if (yield from self._fit_memory([split])):
+                fastest = split
                 break
-            if not self._fits(split.stages):
-                self.memory_limits = True
-                continue
-            priced = self._step(placed, split.stages)
-            if not priced_splits:
-                slack_s = self._slack_s(placed, priced, costs)
-                if np.all(np.asarray(priced.seconds) - slack_s * _scale(priced) >= cutoff_s):
-                    return []
-                limit_s = (split.time_s + slack_s) * (1 + 1e-12)
-            priced_splits.append((split, np.asarray(priced.seconds)))
-        return priced_splits
+            self.memory_limits = True
+        if fastest is None:
+            return []
+        first, slack_s = yield from self._with_slack(placed, fastest.stages, costs)
+        if np.all(first.seconds - slack_s * first.scale >= cutoff_s):
+            return []
+        limit_s = (fastest.time_s + slack_s) * (1 + 1e-12)
+        further = [
+            split for split in splits[splits.index(fastest) + 1 :] if split.time_s <= limit_s
+        ]
+        fitting = yield from self._fit_memory(further)
+        self.memory_limits = self.memory_limits or len(fitting) < len(further)
+        seconds = yield from self._seconds(placed, fitting)
+        rest = [(split, seconds[split.stages]) for split in fitting]
+        return [(fastest, first.seconds), *rest]
 
     def _splits_of_unlike(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
-    ) -> list[tuple[Split, FloatArray]]:
+    ) -> Asking[list[PricedSplit]]:
         """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
         bounded = []
         for stages in level_splits(costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends):
@@ -271,35 +519,36 @@ class LayoutPricing:
             step = exact_step(placed.context, stages, placed.times, played=False)
             if np.min(step.seconds) >= cutoff_s:
                 continue
-            if not self._fits(stages):
+            split = Split(stages=stages, time_s=pipeline_s)
+            if not (yield from self._fit_memory([split])):
                 self.memory_limits = True
                 continue
-            seconds = np.asarray(self._step(placed, stages).seconds)
-            cutoff_s = min(cutoff_s, float(np.min(seconds)))
-            priced_splits.append((Split(stages=stages, time_s=pipeline_s), seconds))
+            seconds = yield from self._seconds(placed, [split])
+            cutoff_s = min(cutoff_s, float(np.min(seconds[stages])))
+            priced_splits.append((split, seconds[stages]))
         return priced_splits
 
     def _seconds(
-        self, placed: PlacedLayout, stages: Stages, priced_splits: dict[Stages, FloatArray]
-    ) -> FloatArray:
-        if stages not in priced_splits:
-            priced_splits[stages] = np.asarray(self._step(placed, stages).seconds)
-        return priced_splits[stages]
+        self, placed: PlacedLayout, splits: Sequence[Split]
+    ) -> Asking[dict[Stages, FloatArray]]:
+        """Seconds of some splits under each mapping, [k]."""
+        steps = yield [StepQuestion(placed, split.stages) for split in splits]
+        return {split.stages: step.seconds for split, step in zip(splits, steps, strict=True)}
 
-    def _slack_s(self, placed: PlacedLayout, first: StepTime, costs: SplitCosts) -> float:
-        """How much a split with its parameters spread evenly could save over this one, at most."""
-        parts = first.parts
-        charged = np.asarray(parts["dp_comm"]) + np.asarray(parts["optimizer"])
+    def _with_slack(
+        self, placed: PlacedLayout, stages: Stages, costs: SplitCosts
+    ) -> Asking[tuple[StepSeconds, float]]:
+        """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
+        first, even = yield [StepQuestion(placed, stages), StepQuestion(placed, None)]
         if costs.partial and costs.leading:  # what hides communication then depends on the split
-            return float(np.max(charged))
-        even = optimistic_step(placed.context, placed.times).parts
-        bound = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
-        return float(np.max(np.maximum(charged - bound, 0.0)))
+            return first, float(np.max(first.charged_s))
+        return first, float(np.max(np.maximum(first.charged_s - even.charged_s, 0.0)))
 
-    def _bound(self, placed: PlacedLayout, busiest_s: float = 0.0) -> FloatArray:
+    def _bound(self, placed: PlacedLayout, busiest_s: float = 0.0) -> Asking[FloatArray]:
         """Bounds [k] that know how slow the slowest rank must be."""
-        step = optimistic_step(placed.context, placed.times, busiest_s)
-        return np.asarray(step.seconds, dtype=np.float64)
+        (step,) = yield [StepQuestion(placed, None, busiest_s)]
+        seconds: FloatArray = step.seconds
+        return seconds
 
     def _placed(self, table: Matrices) -> Placement:
         """The placements of some mappings, arrays [k, levels]."""
@@ -310,14 +559,18 @@ class LayoutPricing:
         placement = self._placed(table)
         size = np.full(len(placement.tp), int(self._layout.micro_batch), dtype=np.int64)
         context = make_context(self._workload, replace(self._layout, micro_batch=size), placement)
-        return PlacedLayout(context=context, times=kind_times(context))
+        every = PlacedLayouts(context=context, times=kind_times(context))
+        return PlacedLayout(layout=self._layout, among=every, index=np.arange(len(size)))
 
-    def _step(self, placed: PlacedLayout, stages: Stages) -> StepTime:
-        """One split under k placements."""
-        return exact_step(placed.context, stages, placed.times)
+    def _fit_memory(self, splits: Sequence[Split]) -> Asking[list[Split]]:
+        """Those of some splits that memory holds."""
+        fresh = [split.stages for split in splits if split.stages not in self._peaks_gib]
+        gib = yield [MemoryQuestion(self._workload, self._layout, stages) for stages in fresh]
+        self._peaks_gib |= dict(zip(fresh, gib, strict=True))
+        return [split for split in splits if self._fits(split.stages)]
 
     def _fits(self, stages: Stages) -> bool:
-        peak_gib = np.max(stage_memory_gib(self._workload, self._layout, stages))
+        peak_gib = np.max(self._peaks_gib[stages])
         return bool(peak_gib <= self._limit_gib) and self._fits_host(stages)
 
     def _fits_host(self, stages: Stages) -> bool:
@@ -327,30 +580,15 @@ class LayoutPricing:
         return bool(np.max(held) <= self._fit.host_limit_gib)
 
 
-def _of_unlike(times: KindTimes) -> list[tuple[float, float]]:
-    """Seconds of each kind of unlike layers under the first mapping, and what recomputing one adds."""
-    return [
-        (float(np.ravel(kind.seconds)[0]), float(np.ravel(kind.recompute_s)[0]))
-        for kind in times.unlike
-    ]
-
-
-def _rows_with_equal_costs(
-    costs: LayerCosts, shape: tuple[int, ...]
-) -> list[tuple[LayerCosts, IntArray]]:
-    """Each different set of layer costs with the rows that have it."""
-    columns = [np.broadcast_to(np.asarray(column), shape) for column in vars(costs).values()]
-    unique, back = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+def _rows_with_equal_costs(columns: FloatArray) -> list[tuple[LayerCosts, IntArray]]:
+    """Each different set of layer costs, columns [columns, k], with the rows that have it."""
+    if (columns == columns[:, :1]).all():
+        return [(LayerCosts(*columns[:, 0].tolist()), np.arange(columns.shape[1]))]
+    unique, back = np.unique(columns.T, axis=0, return_inverse=True)
     groups = []
     for group, values in enumerate(unique.tolist()):
         groups.append((LayerCosts(*values), np.flatnonzero(back.reshape(-1) == group)))
     return groups
-
-
-def _scale(priced: StepTime) -> FloatArray:
-    """What the part in proportion to all others multiplies them by."""
-    scale, step = np.asarray(priced.parts["scale"]), np.asarray(priced.seconds)
-    return np.asarray(step / (step - scale), dtype=np.float64)
 
 
 def _round_up(seconds: float) -> float:

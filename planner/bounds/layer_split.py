@@ -152,12 +152,17 @@ class SplitCosts:
         """The same for ranks in step, from the layers of every [rank][virtual stage]."""
         leading_left = self.leading
         sums, slowest = [0.0] * self.pp, [0.0] * self.vpp
+        of_chunks: dict[tuple[int, int], float] = {}
         for chunk in range(self.pp * self.vpp):
             level, rank = divmod(chunk, self.pp)
             layers = stages[rank][level]
             leading = min(leading_left, layers)
             leading_left -= leading
-            seconds = self._layers_s(layers, leading, min(self.recompute_layers, layers))
+            known_s = of_chunks.get((layers, leading))
+            if known_s is None:
+                known_s = self._layers_s(layers, leading, min(self.recompute_layers, layers))
+                of_chunks[layers, leading] = known_s
+            seconds = known_s
             if chunk == 0:
                 seconds += self.first_s
             if chunk == self.pp * self.vpp - 1:
@@ -304,9 +309,14 @@ def frontier(
 
 @lru_cache(maxsize=1024)
 def _unlimited(costs: SplitCosts, slack_s: float) -> tuple[Split, ...]:
+    return tuple(_free_ranks(costs).frontier(slack_s))
+
+
+@lru_cache(maxsize=1024)
+def _free_ranks(costs: SplitCosts) -> _Ranks:
     """Unlike layers are dealt out in their order where a rank holds one part of it."""
     ranks = _OrderedRanks if costs.order and costs.vpp == 1 else _Ranks
-    return tuple(ranks(costs, None).frontier(slack_s))
+    return ranks(costs, None)
 
 
 def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:

@@ -127,6 +127,10 @@ class MemoryFit:
         offloads = int(layout.optimizer_offload) > 0 or workload.offload_parameters
         self.host_limit_gib = host_limit_gib(workload) if offloads else inf
         self.leading = workload.model.dense_layers if workload.model.moe_layers else 0
+        self.even_gib: FloatArray | None = None
+        """Memory of each rank of `any_stages`, where the caller has it."""
+        self.layer_gib: tuple[float, ...] | None = None
+        """`layer_bytes` in GiB, where the caller has them."""
 
     @cached_property
     def _fixed_gib(self) -> list[float]:
@@ -134,7 +138,9 @@ class MemoryFit:
         stages = any_stages(self.workload, self.layout)
         if stages is None:
             raise ValueError("a virtual stage would have no layer")
-        memory = stage_memory_gib(self.workload, self.layout, stages)
+        memory = self.even_gib
+        if memory is None:
+            memory = stage_memory_gib(self.workload, self.layout, stages)
         if self._unlike is not None:
             return [float(gib) for gib in memory - self._unlike.of_stages_gib(stages)]
         return [
@@ -214,6 +220,8 @@ class MemoryFit:
 
     @cached_property
     def _per_layer(self) -> tuple[float, ...]:
+        if self.layer_gib is not None:
+            return self.layer_gib
         saved = saved_activations(self.workload, self.layout)
         return tuple(float(x) / GIB for x in layer_bytes(self.workload, self.layout, saved))
 

@@ -30,6 +30,7 @@ True
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +49,16 @@ from meshwright.costmodel.step_time import optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.combination_costs import compute_bound_s
-from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, PlacedLayout, Priced
+from meshwright.planner.bounds.exact_cost import (
+    Asking,
+    LayoutPricing,
+    MappingBounds,
+    PlacedLayout,
+    PlacedLayouts,
+    Priced,
+    all_answered,
+    answered,
+)
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import (
     GROUPS_OF_TRAFFIC,
@@ -98,6 +108,8 @@ class PricingParams:
 
 
 DEFAULT_PRICING = PricingParams()
+MOST_TOGETHER = 1 << 16
+"""Mappings of layouts that are priced together, about: their times of layers take some 50 MiB."""
 
 
 class CostModelPricing:
@@ -108,6 +120,7 @@ class CostModelPricing:
         self._limit_gib, self._known = hbm_limit_gib(workload), KnownTimes()
         framework = framework_of_stack(workload.framework)
         self._some_layers = framework.recompute_amount is not None
+        self._deadline = float("inf")
 
     @property
     def workload(self) -> Workload:
@@ -115,7 +128,8 @@ class CostModelPricing:
         return self._workload
 
     def stop_at(self, deadline: float) -> None:
-        """Nothing: no price waits for a solver."""
+        """`exact_each` prices no layouts behind this time; no other price waits for anything."""
+        self._deadline = deadline
 
     @property
     def undecided_s(self) -> float:
@@ -352,21 +366,88 @@ class CostModelPricing:
         because then a virtual stage may be shorter than the number. While no plan is known, recomputing all
         comes first: where that does not fit, nothing does.
         """
-        best: Priced | None = None
-        every: PlacedLayout | None = None
-        memory_suffices = False
-        amounts = list(self._recompute_amounts(layout))
-        if not np.isfinite(cutoff_s) and len(amounts) > 1:
-            amounts = [ALL_LAYERS, *amounts[:-1]]
         if not len(mappings.bound_s):
             return None
+        workload, fewest = self._workload.on(int(layout.gpus)), 0
+        if self._some_layers and int(layout.recompute) & Recompute.FULL:
+            one_row = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+            fewest = int(self.least_memory_gib(one_row)[1][0])
+        every = self._pricing_of(workload, layout).under(mappings.matrices)
+        amounts = self._recompute_amounts(layout, fewest)
+        return answered(self._best(workload, mappings, every, amounts, cutoff_s))
+
+    def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
+        """`exact` of each of some layouts [n], with its number, as `search.pricing.Pricing` has it.
+
+        As many are priced together as have `MOST_TOGETHER` mappings.
+        """
+        first, degrees = rows_by_value(layouts, PLACED_AXES)
+        counts = [len(self.mappings(layouts.scalar(row))["tp"]) for row in first]
+        part_of = np.cumsum(np.array(counts)[degrees]) // MOST_TOGETHER
+        for part in np.split(np.arange(len(part_of)), np.flatnonzero(np.diff(part_of)) + 1):
+            works = dict(zip(part.tolist(), self._works(layouts.take(part)), strict=True))
+            for at, priced in sorted(all_answered(list(works.values()), self._deadline).items()):
+                yield int(part[at]), priced
+
+    def _works(self, layouts: Layout) -> list[Asking[Priced | None]]:
+        """The prices of some layouts [n] under every mapping."""
+        works: dict[int, Asking[Priced | None]] = {}
+        _, fewest = self.least_memory_gib(layouts)
+        for gpus, rows in _by_gpus(layouts):
+            workload = self._workload.on(gpus)
+            mapped = mapped_layouts(self._workload, gpus, layouts.take(rows))
+            among = None
+            if mapped.context is not None:
+                times = shared_times(mapped.context, LAYER_AXES)
+                assert times is not None
+                among = PlacedLayouts(context=mapped.context, times=times)
+            bounds = mapped.by_layout(np.where(mapped.inside, -np.inf, np.inf))
+            ends = np.cumsum(mapped.counts).tolist()
+            for row, table, bound_s, end in zip(
+                rows.tolist(), mapped.tables, bounds, ends, strict=True
+            ):
+                layout, every = layouts.scalar(row), None
+                if among is not None and len(bound_s):
+                    index = np.arange(end - len(bound_s), end)
+                    every = PlacedLayout(layout=layout, among=among, index=index)
+                mappings = MappingBounds(matrices=table, bound_s=bound_s)
+                amounts = self._recompute_amounts(layout, int(fewest[row]))
+                works[row] = self._best(workload, mappings, every, amounts)
+        return [works[row] for row in range(len(works))]
+
+    def _each_alone(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
+        """`exact_each` where what is known of a layout's mappings changes with every price."""
+        for row in range(layouts.broadcast_shape()[0]):
+            if time.monotonic() > self._deadline:
+                return
+            layout = layouts.scalar(row)
+            table = self.mappings(layout)
+            every_s = np.full(len(next(iter(table.values()))), -np.inf)
+            yield row, self.exact(layout, MappingBounds(matrices=table, bound_s=every_s), np.inf)
+
+    def _best(
+        self,
+        workload: Workload,
+        mappings: MappingBounds,
+        every: PlacedLayout | None,
+        amounts: Sequence[int],
+        cutoff_s: float = np.inf,
+    ) -> Asking[Priced | None]:
+        """`exact` on one allocation, with `amounts` of recomputed layers; None without mappings."""
+        best: Priced | None = None
+        memory_suffices = False
+        if every is None:
+            return None
+        if not np.isfinite(cutoff_s) and len(amounts) > 1:
+            amounts = [ALL_LAYERS, *amounts[:-1]]
         for recomputed_layers in amounts:
             if memory_suffices and recomputed_layers != ALL_LAYERS:
                 continue
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
-            pricing = self._pricing_of(replace(layout, recompute_layers=recomputed_layers))
-            every = every or pricing.under(mappings.matrices)
-            priced = pricing.best(mappings, every, limit)
+            pricing = self._pricing_of(
+                workload, replace(every.layout, recompute_layers=recomputed_layers)
+            )
+            priced = yield from pricing.best(mappings, every, limit)
             if priced is not None and priced.step_time_s < limit:
                 best = priced
             if pricing.nothing_fits and recomputed_layers == ALL_LAYERS:
@@ -375,19 +456,17 @@ class CostModelPricing:
                 memory_suffices = True
         return best
 
-    def _pricing_of(self, layout: Layout) -> LayoutPricing:
-        return LayoutPricing(self._workload.on(int(layout.gpus)), layout)
+    def _pricing_of(self, workload: Workload, layout: Layout) -> LayoutPricing:
+        return LayoutPricing(workload, layout)
 
-    def _recompute_amounts(self, layout: Layout) -> Iterator[int]:
+    def _recompute_amounts(self, layout: Layout, fewest: int) -> list[int]:
+        """Of one layout, whose memory asks for the fewest."""
         if not int(layout.recompute) & Recompute.FULL:
-            yield 0
-            return
-        if self._some_layers:
-            one_row = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-            _, fewest = self.least_memory_gib(one_row)
-            shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
-            yield from range(int(fewest[0]), shortest + 1)
-        yield ALL_LAYERS
+            return [0]
+        if not self._some_layers:
+            return [ALL_LAYERS]
+        shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
+        return [*range(fewest, shortest + 1), ALL_LAYERS]
 
 
 def _parts(layouts: Layout, size: int) -> Iterator[tuple[int, IntArray]]:

@@ -469,8 +469,8 @@ class PlacedAs(CostModelPricing):
         super().__init__(workload)
         self._placement = placement
 
-    def _pricing_of(self, layout: Layout) -> LayoutPricing:
-        return _PlacedPricing(self._workload.on(int(layout.gpus)), layout, self._placement)
+    def _pricing_of(self, workload: Workload, layout: Layout) -> LayoutPricing:
+        return _PlacedPricing(workload, layout, self._placement)
 
 
 class _PlacedPricing(LayoutPricing):

@@ -412,6 +412,7 @@ class MappedPricing(CostModelPricing):
 
     def stop_at(self, deadline: float) -> None:
         """Whether a mapping exists is not asked behind this time, and bounds stay where they are."""
+        super().stop_at(deadline)
         self._packing.deadline = self._parts.deadline = deadline
 
     @property
@@ -576,6 +577,10 @@ class MappedPricing(CostModelPricing):
             if tries >= DEFAULT_CHOICE.tries:
                 return best
             bound_s[row] = inf
+
+    def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
+        """One by one: what is known of slots grows with every price."""
+        return self._each_alone(layouts)
 
     def _limit(self, best: Priced | None, cutoff_s: float) -> float:
         return cutoff_s if best is None else min(cutoff_s, best.step_time_s)
@@ -755,6 +760,10 @@ class CutLimitedPricing(CostModelPricing):
                 return priced
             self._overfull.append(priced)
             bound_s[rows_under(mappings.matrices, priced.matrix)] = inf
+
+    def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
+        """One by one: cuts are looked at mapping by mapping."""
+        return self._each_alone(layouts)
 
 
 def largest_cut_use(workload: Workload, priced: Priced) -> float:

@@ -20,8 +20,8 @@ With top_k > 1, the k-th best step time takes the place of T*.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ from meshwright.costmodel.measured_settings import GainCorrections
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import ShapeTable, gpu_seconds, shape_table
-from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
+from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.layer_split import any_stages
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import (
@@ -65,6 +65,7 @@ from meshwright.planner.search.pricing import (
     Sought,
 )
 from meshwright.planner.search.space import Space, space_of
+from meshwright.planner.solvers.processes import side_by_side
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import JointRouting
@@ -760,75 +761,135 @@ class LayoutSearch:
             self._say(f"{priced.step_time_s:.4g} s a step, {len(self._pool)} layouts left")
 
 
-# Every layout of a small space that can fit, priced one by one: no bounds on time, no pruning, no solver.
+# Every layout of a small space that can fit, priced: no bounds on time, no pruning, no solver.
 #
 # Only the split of the layers is not enumerated (there are millions of splits of 32 layers over 8 stages): it
-# comes from `meshwright.planner.bounds.layer_split`, whose exactness has tests of its own.
+# comes from `meshwright.planner.bounds.layer_split`, whose exactness has tests of its own. Layouts are priced
+# many at a time, on all processes that the command may use; their prices are those of one at a time.
 
 
 LARGEST_SPACE = 200_000
+_FIRST_TOGETHER, _MOST_TOGETHER = 64, 1024
+"""Layouts priced at a time, at first, so that a short time limit has some, and at most."""
+
+
+@dataclass(kw_only=True)
+class _PartPriced:
+    """The best of some layouts, and what became of the others."""
+
+    best: list[tuple[float, int, Priced]] = field(default_factory=list)
+    """Seconds, number and price, in their order."""
+    certificate: Certificate = field(default_factory=Certificate)
+    undecided_s: float = inf
+    unlisted_s: float = inf
+    is_whole: bool = True
+    """Whether all of them were priced in time."""
+
+    def add(self, other: _PartPriced, top_k: int) -> None:
+        """Takes what came of further layouts."""
+        self.best = sorted([*self.best, *other.best], key=lambda entry: entry[:2])[:top_k]
+        self.certificate.priced += other.certificate.priced
+        for name, count in other.certificate.ruled_out.items():
+            self.certificate.rule_out(name, count)
+        self.undecided_s = min(self.undecided_s, other.undecided_s)
+        self.unlisted_s = min(self.unlisted_s, other.unlisted_s)
+        self.is_whole = self.is_whole and other.is_whole
 
 
 def search_exhaustively(
-    branches: Sequence[Branch], *, top_k: int = 1, time_limit_s: float | None = None
+    branches: Sequence[Branch],
+    *,
+    top_k: int = 1,
+    time_limit_s: float | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
-    """Prices every legal layout. Raises InputError if the space has more than `LARGEST_SPACE` layouts."""
+    """Prices every legal layout. Raises InputError if the space has more than `LARGEST_SPACE` layouts.
+
+    `progress` is called with one line as layouts are priced.
+    """
     deadline = inf if time_limit_s is None else time.monotonic() + time_limit_s
-    every, layouts = [], 0
+    every, sizes = [], []
     for branch in branches:
         every.append(branch.space.degrees(branch.space.workload.gpus))
-        size = int(branch.space.layouts_per_degrees(every[-1]).sum())
-        if size > LARGEST_SPACE:
+        sizes.append(int(branch.space.layouts_per_degrees(every[-1]).sum()))
+        if sizes[-1] > LARGEST_SPACE:
             raise InputError(
-                f"method: exhaustive prices every layout one by one, and there are {size}; at most "
+                f"method: exhaustive prices every layout one by one, and there are {sizes[-1]}; at most "
                 f"{LARGEST_SPACE} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
             )
-        layouts += size
-    certificate = Certificate(layouts=layouts, executions=len(branches))
-    best: list[tuple[float, int, Priced]] = []
-    status, undecided_s = "infeasible", inf
-    for branch, layout in _all_layouts(branches, every, certificate):
-        if time.monotonic() > deadline:
-            status = "unknown"
-            break
-        priced = _price(layout, branch, certificate)
-        undecided_s = min(undecided_s, branch.pricing.undecided_s)
-        if priced is not None:
-            best.append((priced.step_time_s, certificate.priced, priced))
-            best = sorted(best, key=lambda entry: entry[:2])[:top_k]
-    unlisted_s = min((branch.pricing.unlisted_s for branch in branches), default=inf)
-    bound_s = min(best[0][0], undecided_s, unlisted_s) if best and status != "unknown" else None
+        branch.pricing.stop_at(deadline)
+    found = _PartPriced(certificate=Certificate(layouts=sum(sizes), executions=len(branches)))
+    tasks: list[Callable[[], _PartPriced]] = []
+    fitting = []
+    for branch, own_degrees in zip(branches, every, strict=True):
+        layouts = branch.space.layouts(own_degrees)
+        fitting.append(_that_may_fit(layouts, branch.pricing, found.certificate))
+    count, before = sum(layouts.broadcast_shape()[0] for layouts in fitting), 0
+    together = _FIRST_TOGETHER
+
+    def say(number: int) -> None:
+        if progress is not None:
+            progress(f"{number} of {count} layouts priced")
+
+    for branch, layouts in zip(branches, fitting, strict=True):
+        start, size = 0, layouts.broadcast_shape()[0]
+        while start < size:
+            # What is known of slots grows with every price: one process has all layouts of an execution then.
+            end = min(start + together, size) if branch.pricing.prices_matrices else size
+            part = layouts.take(slice(start, end))
+            tasks.append(partial(_priced_in_parts, branch, part, before + start, top_k, say))
+            start, together = end, min(2 * together, _MOST_TOGETHER)
+        before += size
+    for part_priced in side_by_side(tasks):
+        found.add(part_priced, top_k)
+    best = found.best
+    is_bounded = best and found.is_whole
+    bound_s = min(best[0][0], found.undecided_s, found.unlisted_s) if is_bounded else None
+    status = "infeasible" if found.is_whole else "unknown"
     if best:
         status = "optimal" if bound_s == best[0][0] else "feasible"
     return Outcome(
         status=status,
         best=tuple(priced for _, _, priced in best),
         lower_bound_s=bound_s,
-        certificate=certificate,
+        certificate=found.certificate,
     )
 
 
-def _all_layouts(
-    branches: Sequence[Branch], degrees: Sequence[Layout], certificate: Certificate
-) -> Iterator[tuple[Branch, Layout]]:
-    """Every layout of every branch that may fit."""
-    for branch, own_degrees in zip(branches, degrees, strict=True):
-        layouts = branch.space.layouts(own_degrees)
-        for layout in _layouts(_that_may_fit(layouts, branch.pricing, certificate)):
-            yield branch, layout
+def _priced_in_parts(
+    branch: Branch, layouts: Layout, first: int, top_k: int, say: Callable[[int], None]
+) -> _PartPriced:
+    """The prices of some layouts [n], the first of which has a number; `say` is told how far they are."""
+    every, start, size = _PartPriced(), 0, layouts.broadcast_shape()[0]
+    while start < size:
+        end = size if branch.pricing.prices_matrices else min(start + _FIRST_TOGETHER, size)
+        every.add(_part_priced(branch, layouts.take(slice(start, end)), first + start), top_k)
+        say(first + end)
+        start = end
+    return every
 
 
-def _price(layout: Layout, branch: Branch, certificate: Certificate) -> Priced | None:
-    """The price of one layout; None where a rule forbids it or no split of it fits."""
-    broken = _first_broken(layout, branch.space, branch.rules)
-    if broken is None:
-        mappings = _every_mapping(branch.pricing, layout)
-        priced = branch.pricing.exact(layout, mappings, inf)
-        if priced is not None:
-            certificate.priced += 1
-            return replace(priced, execution=branch.execution)
-    certificate.rule_out(broken or HbmCapacity.name, 1)
-    return None
+def _part_priced(branch: Branch, layouts: Layout, first: int) -> _PartPriced:
+    """The same of layouts that are priced together."""
+    part, pricing, legal = _PartPriced(), branch.pricing, []
+    for row in range(layouts.broadcast_shape()[0]):
+        broken = _first_broken(layouts.scalar(row), branch.space, branch.rules)
+        if broken is None:
+            legal.append(row)
+        else:
+            part.certificate.rule_out(broken, 1)
+    priced_in_time = 0
+    for row, priced in pricing.exact_each(layouts.take(np.array(legal, dtype=np.int64))):
+        priced_in_time += 1
+        part.undecided_s = min(part.undecided_s, pricing.undecided_s)
+        if priced is None:
+            part.certificate.rule_out(HbmCapacity.name, 1)
+            continue
+        part.certificate.priced += 1
+        as_run = replace(priced, execution=branch.execution)
+        part.best.append((priced.step_time_s, first + legal[row], as_run))
+    part.unlisted_s, part.is_whole = pricing.unlisted_s, priced_in_time == len(legal)
+    return part
 
 
 def _that_may_fit(layouts: Layout, pricing: Pricing, certificate: Certificate) -> Layout:
@@ -838,11 +899,6 @@ def _that_may_fit(layouts: Layout, pricing: Pricing, certificate: Certificate) -
     fits = HbmCapacity().excess(table) <= 0
     certificate.rule_out(HbmCapacity.name, int(np.sum(~fits)))
     return layouts.take(fits)
-
-
-def _layouts(layouts: Layout) -> Iterator[Layout]:
-    for row in range(len(np.atleast_1d(np.asarray(layouts.tp)))):
-        yield layouts.scalar(row)
 
 
 def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | None:
@@ -861,13 +917,6 @@ def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | 
         if not isinstance(rule, HbmCapacity | HostMemory) and rule.check(plan) is not None:
             return rule.name
     return None
-
-
-def _every_mapping(pricing: Pricing, layout: Layout) -> MappingBounds:
-    """All mappings, with bounds that exclude none."""
-    table = pricing.mappings(layout)
-    count = len(next(iter(table.values())))
-    return MappingBounds(matrices=table, bound_s=np.full(count, -inf))
 
 
 # The search over execution choices and layouts together.
@@ -925,7 +974,9 @@ def search_executions(
     if not branches:
         return Outcome(status="infeasible", best=(), lower_bound_s=None, certificate=Certificate())
     if request.method == "exhaustive":
-        return search_exhaustively(branches, top_k=request.top_k, time_limit_s=request.time_limit_s)
+        return search_exhaustively(
+            branches, top_k=request.top_k, time_limit_s=request.time_limit_s, progress=progress
+        )
     return LayoutSearch(
         space_of(request),
         branches,

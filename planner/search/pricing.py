@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
@@ -126,6 +126,14 @@ class Pricing(Protocol):
         """
         ...
 
+    def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
+        """`exact` of each of some layouts [n], with its number, under every mapping and without a cutoff.
+
+        In their order, without those that are not priced by the time of `stop_at`; `undecided_s` is of the
+        layout that came last.
+        """
+        ...
+
 
 class CorrectedPricing:
     """Prices times what measured pairs correct of their settings, a constant of each layout.
@@ -234,6 +242,13 @@ class CorrectedPricing:
         if priced is None:
             return None
         return replace(priced, step_time_s=priced.step_time_s * self._factor)
+
+    def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
+        """As the prices that are corrected, each by the factor of its own settings."""
+        factors = self._corrections.factor(self.workload, layouts).tolist()
+        for row, priced in self._pricing.exact_each(layouts):
+            self._factor = factors[row]
+            yield row, priced and replace(priced, step_time_s=priced.step_time_s * self._factor)
 
 
 def _scaled(mappings: MappingBounds, factor: float) -> MappingBounds:

@@ -26,7 +26,8 @@ from meshwright.errors import OutOfTimeError
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.combination_costs import shape_table
-from meshwright.planner.bounds.layer_split import ALL_LAYERS, even_chunks, level_splits
+from meshwright.planner.bounds.exact_cost import MappingBounds
+from meshwright.planner.bounds.layer_split import ALL_LAYERS, any_stages, even_chunks, level_splits
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import DegreeScan
@@ -34,11 +35,13 @@ from meshwright.planner.search.loop import (
     LARGEST_SPACE,
     LayoutSearch,
     branch_of,
+    search_executions,
     search_exhaustively,
 )
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
 from meshwright.planner.search.pricing import Outcome, SearchParams, Sought
 from meshwright.planner.search.space import Space, space_of
+from meshwright.planner.solvers.processes import on_processes
 from tests.soaked import some
 
 Stages = tuple[tuple[int, ...], ...]
@@ -581,6 +584,44 @@ def test_the_first_look_takes_more_than_its_share_until_it_has_a_price() -> None
     ).run()
     assert found.status == "feasible"
     assert found.certificate.priced == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [request(1000), request(1007), request(1009), request(1014), grouped(120), pipelined(8)],
+    ids=["plain", "recomputed", "virtual", "dense-first", "unlike", "schedules"],
+)
+def test_layouts_priced_together_cost_what_they_cost_alone(asked: PlanRequest) -> None:
+    """To the digit, with the same mapping, split and recomputed layers."""
+    space = space_of(asked)
+    pricing = CostModelPricing(space.workload)
+    layouts = space.layouts(space.degrees(space.workload.gpus))
+    count = layouts.broadcast_shape()[0]
+    has_split = [
+        any_stages(space.workload, layouts.scalar(row)) is not None for row in range(count)
+    ]
+    layouts = layouts.take(np.flatnonzero(has_split)[:: 1 + count // 100])
+    together = dict(pricing.exact_each(layouts))
+    assert list(together) == list(range(layouts.broadcast_shape()[0]))
+    assert any(together.values())
+    for row, priced in together.items():
+        layout = layouts.scalar(row)
+        table = pricing.mappings(layout)
+        every = MappingBounds(matrices=table, bound_s=np.full(len(table["tp"]), -np.inf))
+        assert priced == pricing.exact(layout, every, np.inf)
+
+
+def test_two_processes_price_what_one_does() -> None:
+    asked = replace(request(1001), method="exhaustive", top_k=20)
+    lines: list[str] = []
+    one = search_executions(asked, CostModelPricing, lines.append)
+    with on_processes(2):
+        two = search_executions(asked, CostModelPricing)
+    assert one == two
+    assert one.certificate.priced > 20
+    assert lines[-1].endswith("layouts priced")
+    done, every = lines[-1].split()[0:3:2]
+    assert done == every
 
 
 def test_every_layout_of_a_space_of_tens_of_thousands_is_priced() -> None:
