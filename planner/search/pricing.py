@@ -267,6 +267,8 @@ class SearchParams:
     """Layouts priced exactly after a batch, or after a CP-SAT model."""
     most_priced_beside: int = 63
     """Layouts priced beside the one that a CP-SAT model chose, where its choices bring nothing for long."""
+    priced_unmodelled: int = 32
+    """Candidates that are all priced, without a model, where a search is about another plan."""
     most_in_vain: int = 4
     """Prices in a row that bring nothing before more degrees are expanded."""
     bounded_together: int = 2048
