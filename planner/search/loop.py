@@ -149,6 +149,7 @@ class LayoutSearch:
         sought: Sought = ALL_PLANS,
         known_survey: KnownSurvey | None = None,
         progress: Progress | None = None,
+        on_first: Callable[[Priced], None] | None = None,
         routing: JointRouting | None = None,
         params: SearchParams | None = None,
     ) -> None:
@@ -177,7 +178,7 @@ class LayoutSearch:
         if self._first_deadline is not None and sought.any_first:
             self._first_deadline = max(self._first_deadline, began + self._params.first_plan_s)
         self._stop_at(self._first_deadline)
-        self._say = progress or (lambda _: None)
+        self._say, self._on_first = progress or (lambda _: None), on_first
         self._best: list[tuple[float, int, Priced]] = []
         self._on_all_gpus: Priced | None = None
         """The fastest price so far of a layout that leaves no GPU idle."""
@@ -213,6 +214,8 @@ class LayoutSearch:
             self._first = self._begin_with or self._likely()
             if self._first is not None:
                 self._price_first(self._first)
+            if self._on_first is not None and self._best:
+                self._on_first(self._best[0][2])
             self._take_surveyed()
             if len(self._surveyed) < len(self._branches):
                 self._scan_space()
@@ -559,10 +562,12 @@ class LayoutSearch:
             )
             for index, degrees, fits, left_out in branches:
                 self.certificate.bounded_out += left_out
-                self._remaining_s()
-                self._expand(index, degrees, fits)
-                if self._is_promising():
-                    self._improve(together)  # a price leaves the other executions little to expand
+                for part in self._parts(fits, len(np.asarray(degrees.pp))):
+                    self._remaining_s()
+                    own_fits = None if fits is None else fits[part]
+                    self._expand(index, degrees.take(part), own_fits)
+                    if self._is_promising():
+                        self._improve(together)  # a price leaves the rest little to expand
             is_stuck = not self._improve(together)
             position += len(taken)
             if self._best or is_stuck:
@@ -597,6 +602,17 @@ class LayoutSearch:
         layouts = branch.outside_domain(scan.promising(self._cutoff_s), most, self._cutoff_s)
         for row, bounds in enumerate(branch.mapping_bounds(layouts)):
             self.chooser.add(index, layouts.scalar(row), bounds)
+
+    def _parts(self, fits: BoolArray | None, count: int) -> list[IntArray]:
+        """Rows of `count` degrees of one execution that are expanded together.
+
+        A search about another plan expands few that fit before many: a price of theirs leaves out most others.
+        """
+        every, first = np.arange(count), self._params.first_expanded
+        roomy = every if fits is None else np.flatnonzero(fits.any(axis=1))
+        if not self._is_asked_about or len(roomy) < 2 * first:
+            return [every]
+        return np.split(every, [roomy[first]])
 
     def _expand(self, index: int, degrees: Layout, fits: BoolArray | None) -> None:
         """Puts the layouts of some degrees under one execution, of which `fits`, into the pool.
@@ -888,6 +904,7 @@ def search_executions(
     pricing_of: PricingOf,
     progress: Progress | None = None,
     *,
+    on_first: Callable[[Priced], None] | None = None,
     begin_with: Layout | None = None,
     run_as: Execution | None = None,
     counts: bool = False,
@@ -908,6 +925,8 @@ def search_executions(
         Makes the prices of a workload.
     progress
         Called with one line whenever a better plan is found.
+    on_first
+        Called with the price of the layout that the search begins with, where there is one.
     begin_with
         A layout that is likely good, priced first.
     run_as
@@ -946,6 +965,7 @@ def search_executions(
         known_survey=None if corrections is not None else known_survey,
         most_priced=most_priced,
         progress=progress,
+        on_first=on_first,
         params=params,
         routing=_routing(request),
     ).run()

@@ -256,6 +256,9 @@ class SearchParams:
     """Degrees of an execution expanded at once, at first; small, so that an incumbent is there early."""
     largest_batch: int = 1 << 14
     """Degrees expanded at once, at most; batches grow fourfold up to it."""
+    first_expanded: int = 1024
+    """Degrees with room of an execution that are expanded before twice as many, or more, in a search about
+    another plan."""
     enumerated_whole: int = 1 << 18
     """Degrees up to which all are enumerated before there is a price; of more those of the least bounds."""
     looked_over_first: float = 1 << 18
