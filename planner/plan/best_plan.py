@@ -664,6 +664,8 @@ class Question:
 
     tasks: Sequence[Callable[[], Any]] = ()
     """Without effects beside their results, which can be pickled."""
+    sizes: Sequence[int] = ()
+    """How long each of them takes: executions that it searches. None where all are short."""
     answered: Callable[[Plan, list[Any]], Plan] = lambda plan, _: plan
     """The plan with the results of all tasks, in their order."""
 
@@ -674,8 +676,11 @@ def answers_to(questions: Sequence[Question]) -> list[list[Any]]:
     Parameters
     ----------
     questions
-        Their tasks begin in this order.
+        Their longest tasks begin first, so that no process waits long for another one.
     """
-    results = side_by_side([task for question in questions for task in question.tasks])
+    tasks = [task for question in questions for task in question.tasks]
+    sizes = [size for each in questions for size in each.sizes or [0] * len(each.tasks)]
+    order = sorted(range(len(tasks)), key=lambda number: -sizes[number])
+    results = dict(zip(order, side_by_side([tasks[number] for number in order]), strict=True))
     ends = accumulate((len(question.tasks) for question in questions), initial=0)
-    return [results[start:end] for start, end in pairwise(ends)]
+    return [[results[number] for number in range(*part)] for part in pairwise(ends)]

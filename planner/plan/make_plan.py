@@ -113,14 +113,14 @@ def make_plan(
         if progress is not None and plan.objective.step_time_s is not None:
             words = "errors of the prediction" if robustness else "its choices one by one"
             progress(f"{plan.objective.step_time_s:.4g} s a step; {words}")
-        earlier = ahead.answers(plan)
+        earlier, every = ahead.answers(plan), [len(request.execution_options.executions())]
         survey = survey_of(_as_chosen(request, plan), plan) if choices and robustness else None
         while True:
             questions = [question_of_choices(request, plan, earlier, survey)] if choices else []
             if robustness:
                 questions.append(question_of_robustness(_as_chosen(request, plan), plan, survey))
             comparison, before = ended.comparison, ended.outcome
-            beside = [] if comparison is None else [Question(tasks=(comparison,))]
+            beside = [] if comparison is None else [Question(tasks=(comparison,), sizes=every)]
             answers = answers_to([*beside, *questions])
             if beside:
                 ended = beside_all_gpus(ended, answers.pop(0)[0])

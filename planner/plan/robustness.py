@@ -470,30 +470,32 @@ def question_of_choices(
     if plan.layout is None or plan.execution is None:
         return Question()
     known_survey, answers, likely = _known_survey(survey), earlier or {}, _likely(plan)
-    tasks: list[Task] = [
-        partial(_choice, plan.inputs, choice, value, answers.get(choice.name), search)
-        for choice, value, search in _searches(request, likely, plan.execution, known_survey)
-    ]
+    tasks, sizes = list[Task](), list[int]()
+    for choice, value, without, search in _searches(request, likely, plan.execution, known_survey):
+        earlier_answer = answers.get(choice.name)
+        tasks.append(partial(_choice, plan.inputs, choice, value, earlier_answer, search))
+        sizes.append(0 if earlier_answer else len(without.execution_options.executions()))
     if plan.execution.bucket_mb is not None:
         # The best plan that keeps the framework's own size.
         search = partial(
             _answered, "bucket_mb", request, likely, plan.execution, known_survey, own_buckets=True
         )
         tasks.append(partial(_of_value, plan.execution.bucket_mb, answers.get("bucket_mb"), search))
-    return Question(tasks=tuple(tasks), answered=partial(_with_choices, request))
+        sizes.append(len(request.execution_options.executions()))
+    return Question(tasks=tasks, sizes=sizes, answered=partial(_with_choices, request))
 
 
 def _searches(
     request: PlanRequest, layout: Layout, execution: Execution, known_survey: KnownSurvey | None
-) -> Iterator[tuple[Choice, int | str | bool, Task]]:
-    """The choices of a layout and its execution with their values, and the search without each of them."""
+) -> Iterator[tuple[Choice, int | str | bool, PlanRequest, Task]]:
+    """Choices of a layout and its execution with their values, and the request and search without each."""
     for choice, value in compared_choices(layout_document(layout, ((0,),)), execution):
         without = without_choice(request, choice)
         if without is not None:
             plain: dict[str, Any] = {choice.name: choice.plain}
             begin_with = replace(layout, **plain) if choice.of == "layout" else layout
             asked = (choice.name, without, begin_with, execution, known_survey)
-            yield choice, value, partial(_answered, *asked)
+            yield choice, value, without, partial(_answered, *asked)
 
 
 class AnsweredAhead:
@@ -519,8 +521,8 @@ class AnsweredAhead:
         searches = list(_searches(self._request, layout, execution, None))
         copies = copies_for(len(searches))
         if copies > 0 and not self._names:
-            self._names = [choice.name for choice, _, _ in searches]
-            at_work = copies_at([search for _, _, search in searches], copies)
+            self._names = [choice.name for choice, *_ in searches]
+            at_work = copies_at([search for *_, search in searches], copies)
             self._results = self._until.enter_context(at_work)
 
     def answers(self, plan: Plan) -> dict[str, Answer]:

@@ -562,12 +562,9 @@ class LayoutSearch:
             )
             for index, degrees, fits, left_out in branches:
                 self.certificate.bounded_out += left_out
-                for part in self._parts(fits, len(np.asarray(degrees.pp))):
-                    self._remaining_s()
-                    own_fits = None if fits is None else fits[part]
-                    self._expand(index, degrees.take(part), own_fits)
-                    if self._is_promising():
-                        self._improve(together)  # a price leaves the rest little to expand
+                for rows in self._parts(fits, len(np.asarray(degrees.pp))):
+                    part = None if fits is None else fits[rows]
+                    self._expand(index, degrees.take(rows), part, together)
             is_stuck = not self._improve(together)
             position += len(taken)
             if self._best or is_stuck:
@@ -606,7 +603,7 @@ class LayoutSearch:
     def _parts(self, fits: BoolArray | None, count: int) -> list[IntArray]:
         """Rows of `count` degrees of one execution that are expanded together.
 
-        A search about another plan expands few that fit before many: a price of theirs leaves out most others.
+        A search about another plan expands few that fit before many, which a price of theirs leaves out.
         """
         every, first = np.arange(count), self._params.first_expanded
         roomy = every if fits is None else np.flatnonzero(fits.any(axis=1))
@@ -614,17 +611,21 @@ class LayoutSearch:
             return [every]
         return np.split(every, [roomy[first]])
 
-    def _expand(self, index: int, degrees: Layout, fits: BoolArray | None) -> None:
-        """Puts the layouts of some degrees under one execution, of which `fits`, into the pool.
+    def _expand(self, index: int, degrees: Layout, fits: BoolArray | None, together: int) -> None:
+        """Puts the layouts of some degrees under one execution, of which `fits`, into the pool, and prices
+        promising ones: a price leaves what comes after them little to expand.
 
         Bounding few variants drops next to none of them where the cutoff is a likely price from the start.
         """
+        self._remaining_s()
         few = 1 if self._first is None else FEW_VARIANTS
         if len(np.asarray(degrees.pp)):
             layouts, _, bound_s = self._branches[index].expanded(
                 degrees, self._cutoff_s, self.certificate, fits, few
             )
             self._pool.add(index, layouts, bound_s)
+        if self._is_promising():
+            self._improve(together)
 
     # 2. From the pool to the optimum.
 
