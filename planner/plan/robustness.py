@@ -8,7 +8,7 @@ parts, and by no more than their factor on faster ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -512,7 +512,7 @@ class AnsweredAhead:
     def __init__(self, request: PlanRequest, until: ExitStack) -> None:
         self._request, self._until = request, until
         self._names: list[str] = []
-        self._results: Callable[[Collection[int]], dict[int, Answer]] = lambda _: {}
+        self._results: Callable[[Sequence[int], bool], dict[int, Answer]] = lambda *_: {}
 
     def begin(self, first: Priced) -> None:
         """Begins with the choices of a first price, where cores are idle."""
@@ -526,12 +526,12 @@ class AnsweredAhead:
             self._results = self._until.enter_context(at_work)
 
     def answers(self, plan: Plan) -> dict[str, Answer]:
-        """The proven answers on the choices of a plan, by choice."""
+        """Proven answers on choices of a plan, by choice: those that were begun; no other begins."""
         if plan.layout is None or plan.execution is None:
             return {}
         made = {choice.name for choice, _ in compared_choices(plan.layout, plan.execution)}
         wanted = [number for number, name in enumerate(self._names) if name in made]
-        answers = self._results(wanted).values()
+        answers = self._results(wanted, True).values()
         return {answer.choice.choice: answer for answer in answers if answer.choice.proven}
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from multiprocessing.connection import Connection
@@ -99,7 +99,7 @@ def results_until(
     if copies < 1:
         return dict(_results(iter(range(len(tasks))), is_enough, tasks))
     with copies_at(tasks, copies, is_enough) as results:
-        return results(range(len(tasks)))
+        return results(range(len(tasks)), False)
 
 
 def copies_for(tasks: int) -> int:
@@ -115,7 +115,7 @@ def copies_at(
     tasks: Sequence[Callable[[], Result]],
     copies: int,
     is_enough: Callable[[Result], bool] = lambda _: False,
-) -> Iterator[Callable[[Collection[int]], dict[int, Result]]]:
+) -> Iterator[Callable[[Sequence[int], bool], dict[int, Result]]]:
     """Copies of this process take tasks in turn, until the end of the `with`.
 
     Parameters
@@ -129,7 +129,7 @@ def copies_at(
     ------
     callable
         Takes numbers of tasks, and returns the results of these and perhaps of others. This process takes
-        part in those that no copy has begun.
+        part in those that no copy has begun, or leaves them out where it is told to.
     """
     context = multiprocessing.get_context("fork")
     turn = context.Value("i", 0)
@@ -142,9 +142,12 @@ def copies_at(
             return True
         return False
 
-    def results(wanted: Collection[int]) -> dict[int, Result]:
-        turns = (index for index in _turns(turn, len(tasks)) if index in wanted)
-        computed = dict(_results(turns, ends, tasks))
+    def results(wanted: Sequence[int], begun_alone: bool) -> dict[int, Result]:
+        if begun_alone:
+            with turn.get_lock():
+                begun, turn.value = turn.value, len(tasks)
+            wanted = [index for index in wanted if index < begun]
+        computed = dict(_results(_turns(turn, len(tasks)), ends, tasks))
         for receiver in connections if set(wanted) - computed.keys() else ():
             with suppress(EOFError, OSError):
                 computed |= receiver.recv()
