@@ -139,7 +139,7 @@ def _costs(asked: _Asked) -> LayerCosts:
     workload, experts = asked.workload, asked.experts
     size = experts.layout.broadcast_shape()
     if not np.prod(size):
-        return LayerCosts(*(np.zeros(0) for _ in fields(LayerCosts)))
+        return LayerCosts(*(np.zeros(size) for _ in fields(LayerCosts)))
     context = packed_context(workload, experts.layout)
     costs = costs_of_layers(replace(context, placement=experts.placement, experts=experts))
     return replace(costs, dense_recompute_s=0.0, moe_recompute_s=0.0, least_recompute_s=0.0)
