@@ -17,14 +17,13 @@ from typing import Any, Literal
 import numpy as np
 
 from meshwright.cluster_specs.allocation import is_irregular
-from meshwright.constraints.fabric import NvlinkDomain
+from meshwright.constraints.fabric import NvlinkDomain, binds_mappings
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import Stages, stage_memory_gib
 from meshwright.costmodel.layout import ROUNDING, Layout, Recompute
 from meshwright.costmodel.mixed import hosts_short_gib, mixed_memory_gib, mixed_step
-from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.step_time import exact_step
 from meshwright.costmodel.workload import Execution, Workload, with_needed_syncs
@@ -36,7 +35,7 @@ from meshwright.planner.bounds.exact_cost import (
     answered,
 )
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
-from meshwright.planner.bounds.mappings import Matrices, divides_into, matrices
+from meshwright.planner.bounds.mappings import Matrices, divides_into, mappings_of
 from meshwright.planner.mapping.counted import seconds_in_best_order
 from meshwright.planner.mixed.document import (
     AnyPlan,
@@ -290,9 +289,8 @@ class _UnderMappings:
 
     @cached_property
     def table(self) -> Matrices:
-        """The mappings."""
-        sizes = level_factors(self.workload.cluster, self.workload.gpus).tolist()
-        return matrices(self.layout, sizes, inside=("tp",))
+        """The mappings that keep in a domain what has to lie in one."""
+        return mappings_of(self.workload, self.layout)
 
     @cached_property
     def pricing(self) -> LayoutPricing:
@@ -322,6 +320,8 @@ class _UnderMappings:
             step_time_s = seconds_in_best_order(self.workload, layout, stages)
             return step_time_s, None if step_time_s else "its groups do not fit the free nodes"
         if not len(self.table["tp"]):
+            if binds_mappings(self.workload):
+                return None, "no mapping keeps groups inside that have to be in one domain"
             return None, f"tp {layout.tp} does not fit into the innermost level of the fabric"
         placed = self.placed.recomputing(int(layout.recompute_layers))
         return float(np.min(exact_step(placed.context, stages, placed.times).seconds)), None

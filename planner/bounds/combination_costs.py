@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import pairwise
 
 import numpy as np
@@ -53,10 +53,12 @@ class ShapeTable:
 
     shapes: Layout
     """Shape [shapes]."""
+    size: tuple[int, ...]
+    """Of the axes that they are flattened from."""
     costs: tuple[LayerCosts, ...]
-    """Of each execution, [shapes]."""
+    """Of each execution, arrays that broadcast to these axes; nothing for recomputation."""
     least: LayerCosts
-    """The least of any execution, [shapes]."""
+    """The least of any execution, the same."""
 
     def rows(self, degrees: Layout) -> IntArray:
         """Which shape each of some degrees [n] has, [n]."""
@@ -91,8 +93,9 @@ def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:
     costs = tuple(_costs(_Asked(workload, experts)) for workload in workloads)
     experts.forget()
     names = [f.name for f in fields(LayerCosts)]
-    least = {name: np.min([getattr(each, name) for each in costs], axis=0) for name in names}
-    return ShapeTable(shapes=shapes.flat(), costs=costs, least=LayerCosts(**least))
+    least = {name: reduce(np.minimum, (getattr(each, name) for each in costs)) for name in names}
+    size = shapes.broadcast_shape()
+    return ShapeTable(shapes=shapes.flat(), size=size, costs=costs, least=LayerCosts(**least))
 
 
 def _keys(layouts: Layout, most: Sequence[int]) -> IntArray:
@@ -136,11 +139,10 @@ def _costs(asked: _Asked) -> LayerCosts:
     workload, experts = asked.workload, asked.experts
     size = experts.layout.broadcast_shape()
     if not np.prod(size):
-        return LayerCosts(*(np.zeros(0) for _ in fields(LayerCosts)))
+        return LayerCosts(*(np.zeros(size) for _ in fields(LayerCosts)))
     context = packed_context(workload, experts.layout)
     costs = costs_of_layers(replace(context, placement=experts.placement, experts=experts))
-    columns = [np.asarray(cost, dtype=np.float64) for cost in vars(costs).values()]
-    return LayerCosts(*(np.broadcast_to(column, size).ravel() for column in columns))
+    return replace(costs, dense_recompute_s=0.0, moe_recompute_s=0.0, least_recompute_s=0.0)
 
 
 def compute_bound_s(
@@ -194,12 +196,19 @@ def gpu_seconds(workload: Workload, table: ShapeTable) -> FloatArray:
     model, shapes = workload.model, table.shapes
     work_s, _, _ = loads(model.dense_layers, model.moe_layers, table.least)
     group = np.asarray(shapes.tp) * np.asarray(shapes.cp) / np.asarray(shapes.micro_batch)
+    work_s = np.broadcast_to(work_s, table.size).ravel()
     return np.asarray(work_s * group * float(workload.global_batch))
 
 
-def rows_of(costs: LayerCosts, rows: IntArray) -> LayerCosts:
-    """The costs at some indices."""
-    return LayerCosts(*(np.asarray(column)[rows] for column in vars(costs).values()))
+def rows_of(costs: LayerCosts, size: tuple[int, ...], rows: IntArray) -> LayerCosts:
+    """The costs at some places of axes of a `size` that they broadcast to, counted as if flattened."""
+    places = np.unravel_index(rows, size)
+
+    def at(column: FloatArray) -> FloatArray:
+        axes = zip(places[len(size) - column.ndim :], column.shape, strict=True)
+        return np.asarray(column[tuple(place if length > 1 else 0 for place, length in axes)])
+
+    return LayerCosts(*(at(np.asarray(column)) for column in vars(costs).values()))
 
 
 def loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArray, FloatArray]:

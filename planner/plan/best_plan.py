@@ -62,6 +62,7 @@ def search_with_buckets(
     request: PlanRequest,
     progress: Progress | None = None,
     *,
+    on_first: Callable[[Priced], None] | None = None,
     begin_with: Layout | None = None,
     run_as: Execution | None = None,
     counts: bool = False,
@@ -81,7 +82,7 @@ def search_with_buckets(
         What to plan.
     progress
         Called with one line whenever a better plan is found.
-    begin_with, run_as, counts, most_priced, params, own_buckets, sought, known_survey
+    on_first, begin_with, run_as, counts, most_priced, params, own_buckets, sought, known_survey
         As `search_executions` takes them.
 
     Returns
@@ -93,6 +94,7 @@ def search_with_buckets(
         request,
         pricing_of,
         progress,
+        on_first=on_first,
         begin_with=begin_with,
         run_as=run_as,
         counts=counts,
@@ -425,6 +427,7 @@ def best_plan(
     request: PlanRequest,
     progress: Progress | None = None,
     *,
+    on_first: Callable[[Priced], None] | None = None,
     hedged: bool = False,
     begin_with: Layout | None = None,
     run_as: Execution | None = None,
@@ -443,6 +446,8 @@ def best_plan(
         What to plan; its time limit is that of all searches together.
     progress
         Called with one line whenever a better plan is found.
+    on_first
+        Called with the price that the first search begins with, where it has one.
     hedged
         Whether a calibrated plan says how it does over the posterior, where that is quick.
     begin_with
@@ -479,6 +484,7 @@ def best_plan(
         return search_with_buckets(
             asked,
             progress if is_told else None,
+            on_first=on_first if counts else None,
             begin_with=begin_with or likely,
             run_as=run_as,
             # With a layout from outside the plan is another one's, and its counts are not read.
@@ -658,6 +664,8 @@ class Question:
 
     tasks: Sequence[Callable[[], Any]] = ()
     """Without effects beside their results, which can be pickled."""
+    sizes: Sequence[int] = ()
+    """How long each of them takes: executions that it searches. None where all are short."""
     answered: Callable[[Plan, list[Any]], Plan] = lambda plan, _: plan
     """The plan with the results of all tasks, in their order."""
 
@@ -668,8 +676,11 @@ def answers_to(questions: Sequence[Question]) -> list[list[Any]]:
     Parameters
     ----------
     questions
-        Their tasks begin in this order.
+        Their longest tasks begin first, so that no process waits long for another one.
     """
-    results = side_by_side([task for question in questions for task in question.tasks])
+    tasks = [task for question in questions for task in question.tasks]
+    sizes = [size for each in questions for size in each.sizes or [0] * len(each.tasks)]
+    order = sorted(range(len(tasks)), key=lambda number: -sizes[number])
+    results = dict(zip(order, side_by_side([tasks[number] for number in order]), strict=True))
     ends = accumulate((len(question.tasks) for question in questions), initial=0)
-    return [results[start:end] for start, end in pairwise(ends)]
+    return [[results[number] for number in range(*part)] for part in pairwise(ends)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.measured_share import evidence_of
 from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import (
-    Answer,
+    AnsweredAhead,
     plan_to_adopt,
     question_of_choices,
     question_of_robustness,
@@ -99,21 +100,27 @@ def make_plan(
         If the plan fails its own verification: a fault of the planner.
     """
     began = time.monotonic()
-    with within(request.time_limit_s):
-        asks = choices or robustness
-        ended, plan = _searched(request, progress, hedged=robustness, compares_later=asks)
+    with within(request.time_limit_s), ExitStack() as until:
+        asks, ahead = choices or robustness, AnsweredAhead(request, until)
+        ended, plan = _searched(
+            request,
+            progress,
+            hedged=robustness,
+            compares_later=asks,
+            on_first=ahead.begin if choices else None,
+        )
         unwritten = _unwritten(ended, model_file)
         if progress is not None and plan.objective.step_time_s is not None:
             words = "errors of the prediction" if robustness else "its choices one by one"
             progress(f"{plan.objective.step_time_s:.4g} s a step; {words}")
-        earlier: dict[str, Answer] = {}
+        earlier, every = ahead.answers(plan), [len(request.execution_options.executions())]
         survey = survey_of(_as_chosen(request, plan), plan) if choices and robustness else None
         while True:
             questions = [question_of_choices(request, plan, earlier, survey)] if choices else []
             if robustness:
                 questions.append(question_of_robustness(_as_chosen(request, plan), plan, survey))
             comparison, before = ended.comparison, ended.outcome
-            beside = [] if comparison is None else [Question(tasks=(comparison,))]
+            beside = [] if comparison is None else [Question(tasks=(comparison,), sizes=every)]
             answers = answers_to([*beside, *questions])
             if beside:
                 ended = beside_all_gpus(ended, answers.pop(0)[0])
@@ -159,6 +166,7 @@ def _searched(
     hedged: bool,
     explained: bool = True,
     compares_later: bool = False,
+    on_first: Callable[[Priced], None] | None = None,
 ) -> tuple[BestPlan, Plan]:
     """How the search ended, and its plan."""
     began = time.monotonic()
@@ -167,7 +175,9 @@ def _searched(
         share = 0.5 if request.objective == "expected" else 1.0
         limit_s = SEARCH_SHARE * share * min(request.time_limit_s, remaining_s())
         request = replace(request, time_limit_s=limit_s)
-    ended = best_plan(request, progress, hedged=hedged, compares_later=compares_later)
+    ended = best_plan(
+        request, progress, on_first=on_first, hedged=hedged, compares_later=compares_later
+    )
     infeasible = None
     if explained and ended.outcome.status == "infeasible":
         infeasible = explain_infeasible(ended.request, space_of(ended.request).workload)

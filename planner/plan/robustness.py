@@ -9,6 +9,7 @@ parts, and by no more than their factor on faster ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -24,6 +25,7 @@ from meshwright.costmodel.records import POINT_ESTIMATE, ErrorBand, measured_gai
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
+from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.assemble import (
     alternative,
@@ -37,12 +39,12 @@ from meshwright.planner.plan.document import ExecutionChoice, MemoryRisk, Plan, 
 from meshwright.planner.plan.texts import setup_of
 from meshwright.planner.request.choices import Choice
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
-from meshwright.planner.runs.run_terms import layout_from_document
+from meshwright.planner.runs.run_terms import layout_document, layout_from_document
 from meshwright.planner.search.loop import KnownSurvey, Survey, survey_part
 from meshwright.planner.search.pricing import Certificate, Outcome
 from meshwright.planner.search.space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s
-from meshwright.planner.solvers.processes import side_by_side
+from meshwright.planner.solvers.processes import copies_at, copies_for, side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -468,24 +470,69 @@ def question_of_choices(
     if plan.layout is None or plan.execution is None:
         return Question()
     known_survey, answers, likely = _known_survey(survey), earlier or {}, _likely(plan)
-    tasks: list[Task] = []
-    for choice, value in compared_choices(plan.layout, plan.execution):
-        without = without_choice(request, choice)
-        if without is not None:
-            plain: dict[str, Any] = {choice.name: choice.plain}
-            begin_with = replace(likely, **plain) if choice.of == "layout" else likely
-            search = partial(
-                _answered, choice.name, without, begin_with, plan.execution, known_survey
-            )
-            earlier_answer = answers.get(choice.name)
-            tasks.append(partial(_choice, plan.inputs, choice, value, earlier_answer, search))
+    tasks, sizes = list[Task](), list[int]()
+    for choice, value, without, search in _searches(request, likely, plan.execution, known_survey):
+        earlier_answer = answers.get(choice.name)
+        tasks.append(partial(_choice, plan.inputs, choice, value, earlier_answer, search))
+        sizes.append(0 if earlier_answer else len(without.execution_options.executions()))
     if plan.execution.bucket_mb is not None:
         # The best plan that keeps the framework's own size.
         search = partial(
             _answered, "bucket_mb", request, likely, plan.execution, known_survey, own_buckets=True
         )
         tasks.append(partial(_of_value, plan.execution.bucket_mb, answers.get("bucket_mb"), search))
-    return Question(tasks=tuple(tasks), answered=partial(_with_choices, request))
+        sizes.append(len(request.execution_options.executions()))
+    return Question(tasks=tasks, sizes=sizes, answered=partial(_with_choices, request))
+
+
+def _searches(
+    request: PlanRequest, layout: Layout, execution: Execution, known_survey: KnownSurvey | None
+) -> Iterator[tuple[Choice, int | str | bool, PlanRequest, Task]]:
+    """Choices of a layout and its execution with their values, and the request and search without each."""
+    for choice, value in compared_choices(layout_document(layout, ((0,),)), execution):
+        without = without_choice(request, choice)
+        if without is not None:
+            plain: dict[str, Any] = {choice.name: choice.plain}
+            begin_with = replace(layout, **plain) if choice.of == "layout" else layout
+            asked = (choice.name, without, begin_with, execution, known_survey)
+            yield choice, value, without, partial(_answered, *asked)
+
+
+class AnsweredAhead:
+    """What choices bring that a plan likely makes, asked by copies of this process while it searches.
+
+    Parameters
+    ----------
+    request
+        As it was asked.
+    until
+        Ends the copies.
+    """
+
+    def __init__(self, request: PlanRequest, until: ExitStack) -> None:
+        self._request, self._until = request, until
+        self._names: list[str] = []
+        self._results: Callable[[Sequence[int], bool], dict[int, Answer]] = lambda *_: {}
+
+    def begin(self, first: Priced) -> None:
+        """Begins with the choices of a first price, where cores are idle."""
+        layout = replace(first.layout, recompute_layers=0)
+        execution = first.execution.of_layout(layout)
+        searches = list(_searches(self._request, layout, execution, None))
+        copies = copies_for(len(searches))
+        if copies > 0 and not self._names:
+            self._names = [choice.name for choice, *_ in searches]
+            at_work = copies_at([search for *_, search in searches], copies)
+            self._results = self._until.enter_context(at_work)
+
+    def answers(self, plan: Plan) -> dict[str, Answer]:
+        """Proven answers on choices of a plan, by choice: those that were begun; no other begins."""
+        if plan.layout is None or plan.execution is None:
+            return {}
+        made = {choice.name for choice, _ in compared_choices(plan.layout, plan.execution)}
+        wanted = [number for number, name in enumerate(self._names) if name in made]
+        answers = self._results(wanted, True).values()
+        return {answer.choice.choice: answer for answer in answers if answer.choice.proven}
 
 
 def _with_choices(request: PlanRequest, plan: Plan, answers: list[Answer]) -> Plan:

@@ -647,7 +647,7 @@ class DegreeScan:
         """Of some of the degrees."""
         degrees = self._degrees.take(rows)
         bubble = self._space.smallest_bubble[np.asarray(degrees.pp)]
-        own_costs = rows_of(costs, self._shapes[rows])
+        own_costs = rows_of(costs, self._table.size, self._shapes[rows])
         return compute_bound_s(self._space.workload, degrees, own_costs, bubble)
 
     def by_branch(

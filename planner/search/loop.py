@@ -150,6 +150,7 @@ class LayoutSearch:
         sought: Sought = ALL_PLANS,
         known_survey: KnownSurvey | None = None,
         progress: Progress | None = None,
+        on_first: Callable[[Priced], None] | None = None,
         routing: JointRouting | None = None,
         params: SearchParams | None = None,
     ) -> None:
@@ -178,7 +179,7 @@ class LayoutSearch:
         if self._first_deadline is not None and sought.any_first:
             self._first_deadline = max(self._first_deadline, began + self._params.first_plan_s)
         self._stop_at(self._first_deadline)
-        self._say = progress or (lambda _: None)
+        self._say, self._on_first = progress or (lambda _: None), on_first
         self._best: list[tuple[float, int, Priced]] = []
         self._on_all_gpus: Priced | None = None
         """The fastest price so far of a layout that leaves no GPU idle."""
@@ -214,6 +215,8 @@ class LayoutSearch:
             self._first = self._begin_with or self._likely()
             if self._first is not None:
                 self._price_first(self._first)
+            if self._on_first is not None and self._best:
+                self._on_first(self._best[0][2])
             self._take_surveyed()
             if len(self._surveyed) < len(self._branches):
                 self._scan_space()
@@ -560,10 +563,9 @@ class LayoutSearch:
             )
             for index, degrees, fits, left_out in branches:
                 self.certificate.bounded_out += left_out
-                self._remaining_s()
-                self._expand(index, degrees, fits)
-                if self._is_promising():
-                    self._improve(together)  # a price leaves the other executions little to expand
+                for rows in self._parts(fits, len(np.asarray(degrees.pp))):
+                    part = None if fits is None else fits[rows]
+                    self._expand(index, degrees.take(rows), part, together)
             is_stuck = not self._improve(together)
             position += len(taken)
             if self._best or is_stuck:
@@ -599,17 +601,32 @@ class LayoutSearch:
         for row, bounds in enumerate(branch.mapping_bounds(layouts)):
             self.chooser.add(index, layouts.scalar(row), bounds)
 
-    def _expand(self, index: int, degrees: Layout, fits: BoolArray | None) -> None:
-        """Puts the layouts of some degrees under one execution, of which `fits`, into the pool.
+    def _parts(self, fits: BoolArray | None, count: int) -> list[IntArray]:
+        """Rows of `count` degrees of one execution that are expanded together.
+
+        A search about another plan expands few that fit before many, which a price of theirs leaves out.
+        """
+        every, first = np.arange(count), self._params.first_expanded
+        roomy = every if fits is None else np.flatnonzero(fits.any(axis=1))
+        if not self._is_asked_about or len(roomy) < 2 * first:
+            return [every]
+        return np.split(every, [roomy[first]])
+
+    def _expand(self, index: int, degrees: Layout, fits: BoolArray | None, together: int) -> None:
+        """Puts the layouts of some degrees under one execution, of which `fits`, into the pool, and prices
+        promising ones: a price leaves what comes after them little to expand.
 
         Bounding few variants drops next to none of them where the cutoff is a likely price from the start.
         """
+        self._remaining_s()
         few = 1 if self._first is None else FEW_VARIANTS
         if len(np.asarray(degrees.pp)):
             layouts, _, bound_s = self._branches[index].expanded(
                 degrees, self._cutoff_s, self.certificate, fits, few
             )
             self._pool.add(index, layouts, bound_s)
+        if self._is_promising():
+            self._improve(together)
 
     # 2. From the pool to the optimum.
 
@@ -682,9 +699,16 @@ class LayoutSearch:
         return self.chooser.is_settled or bounded_out
 
     def _chosen(self, remaining_s: float | None) -> Candidate | None:
+        """The candidate to be priced next. A search about another plan prices few ones in the order of their
+        bounds: each takes a twentieth of a model.
+        """
         if self._is_settled():
             return None
-        return self.chooser.choose(self._cutoff_s, self._best_prices(), self._top_k, remaining_s)
+        waiting = sum(each.bound_s < self._cutoff_s for each in self.chooser.opened)
+        spare = inf if self._most_priced is None else self._most_priced - self.certificate.priced
+        is_few = self._is_asked_about and waiting <= min(self._params.priced_unmodelled, spare)
+        choose = self.chooser.likely if is_few else self.chooser.choose
+        return choose(self._cutoff_s, self._best_prices(), self._top_k, remaining_s)
 
     def _admit(self, most: int, together: int, *, in_order: bool) -> None:
         """Makes the layouts of the least bounds candidates, as far as they may beat the cutoff.
@@ -930,6 +954,7 @@ def search_executions(
     pricing_of: PricingOf,
     progress: Progress | None = None,
     *,
+    on_first: Callable[[Priced], None] | None = None,
     begin_with: Layout | None = None,
     run_as: Execution | None = None,
     counts: bool = False,
@@ -950,6 +975,8 @@ def search_executions(
         Makes the prices of a workload.
     progress
         Called with one line whenever a better plan is found.
+    on_first
+        Called with the price of the layout that the search begins with, where there is one.
     begin_with
         A layout that is likely good, priced first.
     run_as
@@ -990,6 +1017,7 @@ def search_executions(
         known_survey=None if corrections is not None else known_survey,
         most_priced=most_priced,
         progress=progress,
+        on_first=on_first,
         params=params,
         routing=_routing(request),
     ).run()

@@ -271,6 +271,9 @@ class SearchParams:
     """Degrees of an execution expanded at once, at first; small, so that an incumbent is there early."""
     largest_batch: int = 1 << 14
     """Degrees expanded at once, at most; batches grow fourfold up to it."""
+    first_expanded: int = 1024
+    """Degrees with room of an execution that are expanded before twice as many, or more, in a search about
+    another plan."""
     enumerated_whole: int = 1 << 18
     """Degrees up to which all are enumerated before there is a price; of more those of the least bounds."""
     looked_over_first: float = 1 << 18
@@ -282,6 +285,8 @@ class SearchParams:
     """Layouts priced exactly after a batch, or after a CP-SAT model."""
     most_priced_beside: int = 63
     """Layouts priced beside the one that a CP-SAT model chose, where its choices bring nothing for long."""
+    priced_unmodelled: int = 32
+    """Candidates that are all priced, without a model, where a search is about another plan."""
     most_in_vain: int = 4
     """Prices in a row that bring nothing before more degrees are expanded."""
     bounded_together: int = 2048

@@ -95,18 +95,63 @@ def results_until(
     tasks
         As `side_by_side` takes them; the first ones begin first.
     """
-    copies = min(_most_processes.get(), usable_cores(), len(tasks)) - 1
-    # A copy has all modules loaded already; elsewhere than on Linux copying a process is not safe.
-    if copies < 1 or sys.platform != "linux" or multiprocessing.current_process().daemon:
+    copies = copies_for(len(tasks) - 1)
+    if copies < 1:
         return dict(_results(iter(range(len(tasks))), is_enough, tasks))
+    with copies_at(tasks, copies, is_enough) as results:
+        return results(range(len(tasks)), False)
+
+
+def copies_for(tasks: int) -> int:
+    """How many copies of this process may work on so many tasks while it is at something else."""
+    # A copy has all modules loaded already; elsewhere than on Linux copying a process is not safe.
+    if sys.platform != "linux" or multiprocessing.current_process().daemon:
+        return 0
+    return min(_most_processes.get() - 1, usable_cores() - 1, tasks)
+
+
+@contextmanager
+def copies_at(
+    tasks: Sequence[Callable[[], Result]],
+    copies: int,
+    is_enough: Callable[[Result], bool] = lambda _: False,
+) -> Iterator[Callable[[Sequence[int], bool], dict[int, Result]]]:
+    """Copies of this process take tasks in turn, until the end of the `with`.
+
+    Parameters
+    ----------
+    tasks, is_enough
+        As `results_until` takes them.
+    copies
+        At least 1, at most `copies_for`.
+
+    Yields
+    ------
+    callable
+        Takes numbers of tasks, and returns the results of these and perhaps of others. This process takes
+        part in those that no copy has begun, or leaves them out where it is told to.
+    """
     context = multiprocessing.get_context("fork")
-    turn, connections, processes = context.Value("i", 0), [], []
+    turn = context.Value("i", 0)
+    connections: list[Connection] = []
+    processes: list[Any] = []
 
     def ends(result: Result) -> bool:
         if is_enough(result):
             turn.value = len(tasks)
             return True
         return False
+
+    def results(wanted: Sequence[int], begun_alone: bool) -> dict[int, Result]:
+        if begun_alone:
+            with turn.get_lock():
+                begun, turn.value = turn.value, len(tasks)
+            wanted = [index for index in wanted if index < begun]
+        computed = dict(_results(_turns(turn, len(tasks)), ends, tasks))
+        for receiver in connections if set(wanted) - computed.keys() else ():
+            with suppress(EOFError, OSError):
+                computed |= receiver.recv()
+        return computed
 
     try:
         for _ in range(copies):
@@ -118,17 +163,11 @@ def results_until(
             sender.close()
             connections.append(receiver)
             processes.append(process)
-        results = dict(_results(_turns(turn, len(tasks)), ends, tasks))
-        for receiver in connections:
-            try:
-                results |= receiver.recv()
-            except (EOFError, OSError):
-                continue
+        yield results
     finally:
         for process in processes:
             process.kill()
             process.join()
-    return results
 
 
 def _results(

@@ -71,6 +71,7 @@ def test_shapes_cost_under_many_executions_what_they_cost_under_each_alone(model
     together = shape_table(workloads, shapes).costs
     for workload, costs in zip(workloads, together, strict=True):
         alone = costs_of_layers(packed_context(workload, plain))
-        for name, column in vars(costs).items():
-            anew = np.broadcast_to(getattr(alone, name), plain.broadcast_shape()).ravel()
-            np.testing.assert_array_equal(column, anew)
+        again = {name for name in vars(costs) if name.endswith("recompute_s")}
+        assert all(getattr(costs, name) == 0.0 for name in again)
+        for name in vars(costs).keys() - again:
+            np.testing.assert_array_equal(getattr(costs, name), getattr(alone, name))

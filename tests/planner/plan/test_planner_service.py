@@ -16,9 +16,11 @@ from meshwright.planner.plan.best_plan import BestPlan, search_with_buckets
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
 from meshwright.planner.plan.nodes import better_of, decide_on_idle_gpus, idle_document
+from meshwright.planner.plan.robustness import Answer, AnsweredAhead
 from meshwright.planner.plan.verify import faults, verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.pricing import Certificate, Outcome
+from meshwright.planner.solvers import processes
 
 
 def request(**changes: Any) -> PlanRequest:
@@ -416,3 +418,30 @@ def test_a_search_names_its_fastest_layout_on_all_gpus() -> None:
         assert replace(found.on_all_gpus, recompute_layers=0) == replace(
             full[0].layout, recompute_layers=0
         )
+
+
+@pytest.mark.slow
+def test_choices_asked_while_the_search_runs_get_the_answers_that_they_get_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first price of a large space begins the searches without its choices on a second core."""
+    ahead: list[set[str]] = []
+
+    def noted(asked: AnsweredAhead, plan: Plan) -> dict[str, Answer]:
+        answers = answers_of(asked, plan)
+        ahead.append(set(answers))
+        return answers
+
+    answers_of = AnsweredAhead.answers
+    monkeypatch.setattr(AnsweredAhead, "answers", noted)
+    monkeypatch.setattr(processes, "usable_cores", lambda: 2)
+    asked = request(gpus=1024, global_batch=1024, model=load_catalog_model("llama-3.1-405b"))
+    plans = [make_plan(asked, robustness=False)]
+    with processes.on_processes(2):
+        plans.append(make_plan(asked, robustness=False))
+    assert ahead[0] == set()
+    assert ahead[1] & {choice.choice for choice in plans[0].choices or ()}
+    apart = {"solver": plans[0].solver, "digest": ""}
+    one, other = (plan.model_copy(update=apart) for plan in plans)
+    assert plans[0].choices
+    assert one == other

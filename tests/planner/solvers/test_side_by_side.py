@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+from collections.abc import Callable
 from functools import partial
+from multiprocessing.synchronize import Event
 
 import pytest
 
 from meshwright.planner.solvers import processes
-from meshwright.planner.solvers.processes import on_processes, results_until, side_by_side
+from meshwright.planner.solvers.processes import (
+    copies_at,
+    copies_for,
+    on_processes,
+    results_until,
+    side_by_side,
+)
 
 
 @pytest.fixture
@@ -71,3 +80,24 @@ def test_no_task_begins_once_a_result_is_enough(most: int) -> None:
     assert results[0][0] == 0
     assert len(results) < 1000
     assert all(square == number * number for number, (square, _) in results.items())
+
+
+def waits(begins: Event, ends: Event) -> int:
+    begins.set()
+    ends.wait()
+    return os.getpid()
+
+
+@pytest.mark.usefixtures("_four_cores")
+def test_a_copy_works_ahead_and_leaves_out_what_it_has_not_begun() -> None:
+    context = multiprocessing.get_context("fork")
+    begins, ends = context.Event(), context.Event()
+    tasks: list[Callable[[], int]] = [partial(waits, begins, ends), os.getpid, os.getpid]
+    with on_processes(2):
+        assert copies_for(5) == 1
+        with copies_at(tasks, 1) as results:
+            begins.wait()
+            assert results([1, 2], True) == {}
+            ends.set()
+            assert results([0], True).keys() == {0}
+    assert copies_for(5) == 0
