@@ -220,8 +220,8 @@ def training_warnings(request: PlanRequest) -> Iterator[str]:
     batch, tokens = request.global_batch, request.global_batch * request.seq_len
     if tokens >= FEWEST_DOUBTED_TOKENS and batch >= request.seq_len:
         yield (
-            f"the global batch counts sequences, here {tokens:.3g} tokens a step: a batch of {batch:,} tokens "
-            f"is one of {batch // request.seq_len:,}"
+            f"the global batch counts sequences, here {tokens:.3g} tokens a step: a batch of {batch:,} "
+            f"tokens is one of {batch // request.seq_len:,}"
         )
     if request.lengths is not None and request.lengths.packing != UNPACKED:
         yield (
