@@ -85,7 +85,9 @@ def require_file(path: Path, where: str) -> None:
     if path.is_file():
         return
     what = "no such file"
-    if path.is_dir():
+    if str(path) == "-":
+        what = "standard input is not read: write it to a file first"
+    elif path.is_dir():
         what = "this is a directory, not a file"
     elif path.exists():
         what = "this is a pipe or a device, not a file: write what it gives to a file first"
@@ -199,7 +201,7 @@ def parse_document(text: str, where: str) -> object:
 
 def compose(text: str, where: str) -> yaml.Node:
     """The nodes of a YAML or JSON text, each with its place in the text; bounded as `parse_mapping` is."""
-    with _yaml_errors_named(where):
+    with _yaml_errors_named(text, where):
         _refuse_bombs(text, where)
         node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
     if node is None:
@@ -233,14 +235,14 @@ def _parse_json(text: str, where: str) -> object:
 
 
 def _parse_yaml(text: str, where: str) -> object:
-    with _yaml_errors_named(where):
+    with _yaml_errors_named(text, where):
         _refuse_bombs(text, where)
         # Both are safe loaders: plain data only.
         return yaml.load(text, Loader=_LOADER)  # noqa: S506
 
 
 @contextmanager
-def _yaml_errors_named(where: str) -> Iterator[None]:
+def _yaml_errors_named(text: str, where: str) -> Iterator[None]:
     """Turns what the YAML reader raises into an InputError that names the document."""
     try:
         yield
@@ -257,6 +259,9 @@ def _yaml_errors_named(where: str) -> Iterator[None]:
             what = f"nested more than {DEEPEST} levels deep"
             raise InputError(what, where=where) from None
         what = f"not valid YAML: {error.problem or error.context}{place}"
+        lines = [*text.split("\n"), ""]
+        if mark and lines[mark.line].startswith("\t", mark.column):
+            what += ": a tab, where lines are indented by spaces"
         raise InputError(what, where=where) from None
     except yaml.YAMLError as error:
         what = f"not valid YAML: {str(error).splitlines()[0]}"

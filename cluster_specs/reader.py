@@ -22,7 +22,15 @@ from meshwright.documents import (
     read_text,
     validated,
 )
-from meshwright.errors import InputError, given_path, listed, near_miss, shown, suggestion
+from meshwright.errors import (
+    InputError,
+    check_choice,
+    given_path,
+    listed,
+    near_miss,
+    shown,
+    suggestion,
+)
 
 # The devices, nodes and clusters that are known by name, each number with its source beside it.
 
@@ -113,6 +121,7 @@ def read_cluster(
     ----------
     cluster
         Catalog name, path of a cluster YAML, its fields as a mapping, or a spec, which is returned as it is.
+        `FILE#PART` is one part of a mixed cluster.
     gpus
         How many will be asked for, from 1: only checked against what the cluster has.
 
@@ -145,6 +154,9 @@ def read_cluster(
 def _named_or_in_file(text: str) -> ClusterSpec:
     if text in cluster_names():
         return load_cluster(text)
+    file, _, part = text.rpartition("#")
+    if file and not is_file(text) and is_mixed_cluster(file):
+        return read_mixed_cluster(file).part(part)
     if text.endswith(_FILE_ENDINGS) or "/" in text or is_file(text):
         return cluster_from_mapping(read_mapping(Path(text), LARGE_FILE_BYTES), text)
     near = near_miss(text, cluster_names())
@@ -184,8 +196,8 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     stated = {key: value for key, value in data.items() if value is not None}
     if "parts" in stated:
         raise InputError(
-            "this is a mixed cluster, which `plan`, `batch` and `recommend` take alone; give one of its "
-            "parts here" + _named_parts(stated["parts"]),
+            "this is a mixed cluster, which `plan`, `batch`, `recommend` and `fleet` take alone; give one of "
+            "its parts here" + _named_parts(stated["parts"]),
             where=f"{where}: parts",
         )
     fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where, stated), **stated}
@@ -317,6 +329,9 @@ def _count_free_gpus(fields: dict[str, object], where: str) -> None:
 #     between_gbps_per_gpu: 200
 
 
+MOST_PIPELINE_PARTS = 3
+
+
 class PartSpec(ClosedDocument):
     """One part: equal nodes of one kind."""
 
@@ -340,26 +355,15 @@ class PartSpec(ClosedDocument):
 
 
 class MixedClusterSpec(ClosedDocument):
-    """Two or three parts, whose nodes have as many GPUs each."""
+    """Parts of a cluster: pools of GPUs side by side, through some of which one pipeline may run."""
 
     name: Annotated[str, Field(max_length=200)] = "mixed"
-    parts: Annotated[tuple[PartSpec, ...], Field(min_length=2, max_length=3)]
+    parts: Annotated[tuple[PartSpec, ...], Field(min_length=2, max_length=8)]
     between_gbps_per_gpu: Annotated[float, Field(ge=0.01, le=1e6)] | None = None
     """Gigabit per second and direction that a GPU may send to another part; the slower NIC's when absent."""
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> Self:
-        sizes = {part.cluster.gpus_per_node for part in self.parts}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"parts: nodes have {' and '.join(map(str, sorted(sizes)))} GPUs; a launch starts as many "
-                "processes on each node, so they must have the same number"
-            )
-        makers = {part.cluster.device.architecture in XGMI for part in self.parts}
-        if len(makers) > 1:
-            raise ValueError(
-                "parts: GPUs of AMD and of NVIDIA cannot send to each other: RCCL and NCCL do not mix"
-            )
         names = [self.name_of(index) for index in range(len(self.parts))]
         if len(set(names)) < len(names):
             raise ValueError(
@@ -373,6 +377,26 @@ class MixedClusterSpec(ClosedDocument):
             hosts |= own
         return self
 
+    def check_pipeline(self) -> None:
+        """Raises InputError where no pipeline runs through the parts: each can only be used alone."""
+        sizes = {part.cluster.gpus_per_node for part in self.parts}
+        if len(sizes) > 1:
+            what = (
+                f"nodes have {' and '.join(map(str, sorted(sizes)))} GPUs; a launch starts as many processes "
+                "on each node, so they must have the same number"
+            )
+        elif len({part.cluster.device.architecture in XGMI for part in self.parts}) > 1:
+            what = "GPUs of AMD and of NVIDIA cannot send to each other: RCCL and NCCL do not mix"
+        elif len(self.parts) > MOST_PIPELINE_PARTS:
+            what = f"{len(self.parts)}, but pipelines run through {MOST_PIPELINE_PARTS} at most"
+        else:
+            return
+        alone = ", ".join(self.name_of(index) for index in range(len(self.parts)))
+        remedy = (
+            f"plan on one part with --cluster FILE#PART ({alone}); `fleet` shares all of them out"
+        )
+        raise InputError(f"{self.name}: parts: {what}; {remedy}")
+
     def name_of(self, part: int) -> str:
         """How plans call a part.
 
@@ -383,6 +407,24 @@ class MixedClusterSpec(ClosedDocument):
         """
         own = self.parts[part]
         return own.name or own.cluster.name
+
+    def part(self, name: str) -> ClusterSpec:
+        """One part as a cluster of its own, with as many GPUs as the part has.
+
+        Parameters
+        ----------
+        name
+            As `name_of` says it.
+
+        Raises
+        ------
+        InputError
+            If no part is called so.
+        """
+        parts = {self.name_of(index): part for index, part in enumerate(self.parts)}
+        check_choice(name, parts, f"parts of {self.name}", "no such part")
+        fields = {"gpus": parts[name].gpus, "elastic": False}
+        return parts[name].cluster.model_copy(update=fields)
 
     @property
     def gpus(self) -> int:

@@ -37,7 +37,11 @@ _UPDATES_OF_REWARDS = (
 _AS_FSDP2, _AS_MEGATRON = "is planned as --framework fsdp2", "is planned as --framework megatron"
 _LAUNCHED = "starts plans of deepspeed and fsdp2: plan with one of them, then `launch --target {}`"
 _SAID_OF_OTHERS = {
-    "kind": dict.fromkeys(("ppo", "grpo", "gspo", "dapo", "rloo"), _UPDATES_OF_REWARDS),
+    "kind": {
+        **dict.fromkeys(("ppo", "grpo", "gspo", "dapo", "rloo"), _UPDATES_OF_REWARDS),
+        **dict.fromkeys(("lora", "qlora", "dora"), "is what is trained: --train"),
+    },
+    "train": dict.fromkeys(("sft", "dpo", "kto", "orpo", "pretrain"), "is a kind of step: --kind"),
     "framework": {
         **dict.fromkeys(
             ("accelerate", "fsdp", "hf", "huggingface", "pytorch", "torch", "transformers"),

@@ -130,7 +130,7 @@ class Commands(click.Group):
             and self.get_command(ctx, name) is None
             and not ctx.resilient_parsing
         ):
-            near = near_miss(name, self.commands)
+            near = _COMMANDS_OF_OTHERS.get(name) or near_miss(name, self.commands)
             hint = f" Did you mean {near!r}?" if near else ""
             ctx.fail(
                 f"No such command {name[:LONGEST_WORD]!r}.{hint} Commands: {', '.join(self.commands)}."
@@ -202,12 +202,35 @@ _OPTIONS_OF_OTHERS = {
     "--seq-len": "context-length cutoff-len max-length max-seq-len max-seq-length seq-length",
     "--gpus": "n-gpus ngpus num-gpus nproc-per-node world-size",
     "--lora-rank": "lora-r",
+    "--train lora": "lora peft use-lora use-peft",
+    "--train qlora": "load-in-4bit qlora",
+    "--kind sft": "sft",
+    "--kind dpo": "dpo",
+    "--sweep hbm_gib=N": "gpu-memory hbm hbm-gib vram",
+    "--tokens": "num-tokens total-tokens train-tokens",
     "--precision": "bf16 dtype fp16 fp8",
     "--pin micro_batch=N": "mbs micro-batch micro-batch-size per-device-train-batch-size",
     "--pin zero_stage=N": "stage zero zero-stage",
     "--pin recompute=full": "activation-checkpointing gradient-checkpointing recompute",
 }
 """What others call an option here, by what to write."""
+_AXES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "data": "dp", "expert": "ep"}
+_DEGREE = re.compile(
+    r"(?P<axis>tp|pp|cp|dp|ep|tensor|pipeline|context|data|expert)(-model)?(-parallel(ism)?)?(-size|-degree)?"
+)
+"""What others call a degree."""
+_COMMANDS_OF_OTHERS = {
+    **{name: f"catalog {name}" for name in ("clusters", "devices", "models")},
+    **dict.fromkeys(("gpus", "list", "ls", "show"), "catalog models|clusters|devices"),
+    **dict.fromkeys(("cluster", "device"), "catalog clusters|devices"),
+    **dict.fromkeys(("search", "optimize", "optimise", "tune", "train", "run"), "plan"),
+    **dict.fromkeys(("simulate", "predict", "price"), "estimate"),
+    **dict.fromkeys(("diff",), "compare"),
+    **dict.fromkeys(("ui", "web", "gui"), "serve"),
+    "help": "--help",
+    "version": "--version",
+}
+"""What to write for words that are no commands here."""
 _WITHOUT_PRICE = "epochs learning-rate lora-alpha lora-dropout lr warmup-steps weight-decay"
 
 
@@ -222,9 +245,13 @@ def _of_another_name(error: click.NoSuchOption) -> str | None:
     from meshwright.planner.request.choices import DEGREES
 
     named = {old: new for new, names in _OPTIONS_OF_OTHERS.items() for old in names.split()}
-    written = f"--pin {name}=N" if name in DEGREES else named.get(name)
+    degree = _DEGREE.fullmatch(name)
+    axis = _AXES.get(degree["axis"], degree["axis"]) if degree else name
+    written = f"--pin {axis}=N" if axis in DEGREES else named.get(name)
     params = [] if error.ctx is None else error.ctx.command.params
     options = {option for param in params for option in param.opts}
+    if any(isinstance(param, click.Argument) and param.name == name for param in params):
+        return f"Write it without {error.option_name}, as {name.upper()}."
     if written is not None and written.split()[0] in options:
         return f"Write {written}."
     reads_runs = any(
@@ -240,11 +267,16 @@ def _plainly(error: click.ClickException) -> click.ClickException:
     if isinstance(error, click.NoSuchOption):
         written = _of_another_name(error)
         if written is None:
-            return error
+            begun = [each for each in error.possibilities or () if error.option_name in each]
+            likely = begun or error.possibilities
+            return click.NoSuchOption(error.option_name, possibilities=likely, ctx=error.ctx)
         return click.UsageError(f"No such option {error.option_name!r}. {written}", ctx=error.ctx)
     if not isinstance(error, click.BadParameter):
         return error
-    words = in_digits(error.message)
+    if isinstance(error, click.MissingParameter) and getattr(error.param, "name", "") == "cluster":
+        words = "`catalog clusters` lists names; a cluster YAML is taken too."
+        return click.MissingParameter(words, ctx=error.ctx, param=error.param)
+    words = in_digits(error.message, in_gib="gib" in str(getattr(error.param, "name", "")))
     if words == error.message:
         return error
     return click.BadParameter(words, ctx=error.ctx, param=error.param, param_hint=error.param_hint)
@@ -262,8 +294,8 @@ _PRODUCT = re.compile(
 _POWERS_OF_TEN = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}
 
 
-def in_digits(message: str) -> str:
-    """What to write where a number was refused for its unit.
+def in_digits(message: str, *, in_gib: bool = False) -> str:
+    """What to write where a number was refused for its unit; `in_gib` where the number is of GiB.
 
     >>> in_digits("'15T' is not a valid float range.")
     "'15T' is not a number: write 15e12."
@@ -286,7 +318,7 @@ def in_digits(message: str) -> str:
     what = (
         f"{message.partition(' is not')[0]} is not {'a whole number' if is_whole else 'a number'}"
     )
-    if power == 0:
+    if power == 0 or in_gib:
         return f"{what}: write its digits alone, without a unit."
     if not is_whole:
         return f"{what}: write {digits}e{power}."

@@ -382,7 +382,8 @@ def layer_needs(framework: Framework, model: ModelSpec) -> dict[str, str]:
     """
     kinds: dict[str, Setting | None] = {}
     if model.linear_attention is not None:
-        kinds["linear attention"] = framework.linear_attention.get(model.linear_attention.type)
+        linear = model.linear_attention
+        kinds[linear.title] = framework.linear_attention.get(linear.type)
     if model.indexer is not None:
         kinds["sparse attention"] = framework.sparse_attention
     if model.state_space is not None:

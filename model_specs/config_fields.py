@@ -15,6 +15,7 @@ SAME_FIELDS: Mapping[str, tuple[str, ...]] = {
     "num_experts": ("num_local_experts", "n_routed_experts"),
     "num_local_experts": ("num_experts", "n_routed_experts"),
     "n_routed_experts": ("num_local_experts", "num_experts"),
+    "n_shared_experts": ("num_shared_experts",),
     "num_nextn_predict_layers": ("num_mtp_layers",),
     "hidden_size": ("n_embed",),
     "num_layers": ("num_hidden_layers",),
@@ -376,7 +377,7 @@ def _rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind in ("default", "mrope"):
         return None
-    kind = {"su": "longrope"}.get(kind, kind)
+    kind = {"su": "longrope", "deepseek_yarn": "yarn"}.get(kind, kind)
     if kind not in ROPE_SCALINGS:
         what = f"not a rope scaling that is known ({', '.join(ROPE_SCALINGS)})"
         raise scaling.fail("rope_type", what, kind)

@@ -1168,6 +1168,14 @@ _GLM4_MOE: Record = {
     "qk_norm": boolean("use_qk_norm", False),
     "mtp_layers": integer("num_nextn_predict_layers", 1, least=0),
 }
+_SARVAM_MOE: Record = {
+    **_GLM4_MOE,
+    **_NEXT_TOKENS,
+    "rope": rope(base=8e6),
+    "head_dim": integer("head_dim", 64),
+    "attention_bias": boolean("attention_bias", boolean("use_qkv_bias", False)),
+    "qk_norm": boolean("use_qk_norm", True),
+}
 
 
 def _glm4_lite_order(config: ConfigFields) -> Fields:
@@ -2106,6 +2114,10 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": Family("DeepseekV32ForCausalLM", _DEEPSEEK_V32),
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", _DEEPSEEK_V32),
     "kimi_k2": Family("", _DEEPSEEK_V3),
+    "sarvam_mla": Family(
+        "SarvamMLAForCausalLM",
+        (DECODER, _DEEPSEEK, _deepseek_experts(_V3_ROUTER, dense_layers=1), _NEXT_TOKENS),
+    ),
     "bailing_moe": Family(
         "BailingMoeV2ForCausalLM", (*_BAILING_REFUSALS, _BAILING, _bailing_experts)
     ),
@@ -2213,6 +2225,10 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": Family(
         "Glm4MoeForCausalLM",
         (_GLM4_MOE, _deepseek_experts(_GLM_ROUTER, dense_layers=1, always=True)),
+    ),
+    "sarvam_moe": Family(
+        "SarvamMoEForCausalLM",
+        (_SARVAM_MOE, _deepseek_experts(_V3_ROUTER, dense_layers=1, always=True)),
     ),
     "minimax_m2": Family(
         "MiniMaxM2ForCausalLM",

@@ -7,16 +7,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from meshwright.cluster_specs.allocation import allocated_gpus
-from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.reader import is_mixed_cluster, read_cluster, read_mixed_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.documents import ClosedDocument, csv_text
 from meshwright.errors import InputError, OutOfTimeError, check_choice
@@ -408,24 +409,36 @@ _CLOCKS = (("days", 86400.0, 3 * 86400.0), ("hours", 3600.0, 7200.0), ("s", 1.0,
 Document = Mapping[str, Any]
 
 
-def nodes_svg(document: Document, free: FreeUnits, units: Sequence[Sequence[int]]) -> str:
+def nodes_svg(document: Document, parts: Sequence[FleetPart]) -> str:
     """Leaves as rows, units as squares in the colour of their job; idle ones are hollow.
 
     Parameters
     ----------
     document
         Of the fleet, as `fleet_document` makes it.
-    free
-        The units that were shared out.
-    units
-        Those of each job, as indices. Where jobs follow each other on a unit, the first one colours it.
+    parts
+        Whose units were shared out. Where jobs follow each other on a unit, the first one colours it.
     """
     drawing = Drawing(LABEL_WIDTH + UNITS_IN_A_ROW * (CELL + GAP) + 10)
-    job_of = {unit: job for job in reversed(range(len(units))) for unit in units[job]}
     y = 40.0
+    for part in parts:
+        y = _leaves(drawing, document, part, y, has_parts=len(parts) > 1)
+    y = _legend(drawing, document, y + 14)
+    sizes = " or ".join(map(str, dict.fromkeys(part.free.gpus_per_unit for part in parts)))
+    title = f"Which nodes each job has: {sizes} GPUs a square; leaves are rows"
+    return _page(drawing, y + 10, title)
+
+
+def _leaves(
+    drawing: Drawing, document: Document, part: FleetPart, y: float, *, has_parts: bool
+) -> float:
+    """Draws the leaves of a part; returns where the next ones begin."""
+    free, units = part.free, part.places.units
+    job_of = {unit: job for job in reversed(range(len(units))) for unit in units[job]}
     has_pods = len(set(free.pod_of.values())) > 1
     for leaf, members in free.by_leaf.items():
-        _label(drawing, y + 11, f"{free.pod_of[leaf]} {leaf}" if has_pods else leaf)
+        words = (part.name if has_parts else "", free.pod_of[leaf] if has_pods else "", leaf)
+        _label(drawing, y + 11, " ".join(filter(None, words)))
         for position, unit in enumerate(members):
             row, column = divmod(position, UNITS_IN_A_ROW)
             job = job_of.get(unit)
@@ -441,9 +454,7 @@ def nodes_svg(document: Document, free: FreeUnits, units: Sequence[Sequence[int]
                 tip=f"{free.units[unit].nodes[0]}: {name}",
             )
         y += ((len(members) - 1) // UNITS_IN_A_ROW + 1) * (CELL + GAP) + 6
-    y = _legend(drawing, document, y + 14)
-    title = f"Which nodes each job has: {free.gpus_per_unit} GPUs a square; leaves are rows"
-    return _page(drawing, y + 10, title)
+    return y
 
 
 def gantt_svg(document: Document) -> str:
@@ -469,7 +480,7 @@ def gantt_svg(document: Document) -> str:
         drawing.text(x, CHART_TOP - 8, f"{tick * step:g}", size=_SIZE, anchor="middle")
     for row, job in enumerate(jobs):
         _bar(drawing, job, CHART_TOP + row * ROW, colours[job["name"]], clock)
-    gpus = document["units"] * document["gpus_per_unit"]
+    gpus = sum(part["units"] * part["gpus_per_unit"] for part in document["parts"])
     return _page(drawing, bottom + 16, f"When each job runs, in {clock.unit}, on {gpus} GPUs")
 
 
@@ -553,7 +564,7 @@ class FleetOptions:
     """How a fleet is shared out."""
 
     cluster: str
-    """Catalog name or cluster file."""
+    """Catalog name or cluster file; of a mixed one each job gets one part."""
     gpus: int | None = None
     """The first so many GPUs of it; all when None."""
     objective: str = "throughput"
@@ -578,17 +589,39 @@ class FleetOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FleetPart:
+    """What is shared out of a cluster, or of one part of a mixed one."""
+
+    name: str
+    """Of the part; empty where the cluster has none."""
+    cluster: ClusterSpec
+    address: str
+    """What plans call the cluster, or the part."""
+    free: FreeUnits
+    places: FleetPlaces = FleetPlaces(units=(), leaves_touched=0, least_leaves=0)
+    """Of each job the units here."""
+
+
+class FleetPartRow(ClosedDocument):
+    """A part in `fleet --json`, or the cluster where it has none."""
+
+    name: str
+    gpus_per_unit: int
+    units: int
+    units_used: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fleet:
     """Which job got what."""
 
-    free: FreeUnits
+    parts: tuple[FleetPart, ...]
+    """Of a mixed cluster; else the cluster alone."""
     objective: str
     jobs: tuple[SizedJob, ...]
     without_plan: tuple[UnplannedJob, ...]
     """Jobs that the others were shared out without."""
     solution: FleetSolution
-    places: FleetPlaces
-    cluster: ClusterSpec
     planned: int
     """Plans that were looked at."""
     unplanned: int
@@ -602,13 +635,14 @@ class Fleet:
         sizes = [size for job in self.jobs for size in job.sizes]
         return sum(size.result["row"]["status"] != "optimal" for size in sizes)
 
-    def outcome(self, index: int) -> tuple[JobSize | None, Allocation, list[Unit]]:
-        """(size, time, units) of a job; no size if it waits."""
+    def outcome(self, index: int) -> tuple[JobSize | None, Allocation, FleetPart, list[Unit]]:
+        """(size, time, part, units) of a job; no size and no units if it waits."""
         allocation = self.solution.allocations[index]
         size = None
         if allocation.size is not None:
             size = self.jobs[index].sizes[allocation.size]
-        return size, allocation, [self.free.units[unit] for unit in self.places.units[index]]
+        part = self.parts[0 if size is None else size.part]
+        return size, allocation, part, [part.free.units[unit] for unit in part.places.units[index]]
 
 
 class FleetJobRow(ClosedDocument):
@@ -619,6 +653,8 @@ class FleetJobRow(ClosedDocument):
     status: str
     """`runs`, `waits`, or `scheduled` where it has a time; without a plan at any size `infeasible`,
     `failed`, or `unknown` where the time limit came first."""
+    part: str | None = None
+    """Of a mixed cluster; null elsewhere."""
     gpus: int = 0
     tokens_per_s: float = 0.0
     share_of_best: float = 0.0
@@ -674,13 +710,12 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
 
 def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
     check_choice(options.objective, OBJECTIVES, "--objective", "unknown objective")
-    cluster = read_cluster(options.cluster, options.gpus)
-    free = free_units(cluster, allocated_gpus(cluster, options.gpus), options.busy)
+    parts = _parts(options)
     jobs = read_fleet(path, options.cluster, options.calibration, vars(Budget.of(vars(options))))
     if options.objective != "throughput":
         _require_tokens(jobs, path, options.objective)
     began = time.monotonic()
-    answered, planned, unplanned = _sized_jobs(jobs, free, options, progress)
+    answered, planned, unplanned = _sized_jobs(jobs, parts, options, progress)
     sized_jobs = [job for job in answered if isinstance(job, SizedJob)]
     without_plan = [job for job in answered if isinstance(job, UnplannedJob)]
     late = next((job for job in without_plan if job.status == "unknown"), None)
@@ -688,15 +723,17 @@ def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         raise OutOfTimeError(f"{late.job.name}: {late.reason}")
     priced = time.monotonic()
     params = FleetParams(seed=options.seed)
-    solution = _shared(sized_jobs, len(free.units), options.objective, params)
+    units = [len(part.free.units) for part in parts]
+    solution = _shared(sized_jobs, units, options.objective, params)
     return Fleet(
-        free=free,
+        parts=tuple(
+            replace(part, places=place_jobs(sized_jobs, here, part.free, params))
+            for part, here in zip(parts, _by_part(sized_jobs, solution, len(parts)), strict=True)
+        ),
         objective=options.objective,
         jobs=tuple(sized_jobs),
         without_plan=tuple(without_plan),
         solution=solution,
-        places=place_jobs(sized_jobs, solution.allocations, free, params),
-        cluster=cluster,
         planned=planned,
         unplanned=unplanned,
         planning_s=priced - began,
@@ -704,8 +741,49 @@ def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
     )
 
 
+def _parts(options: FleetOptions) -> list[FleetPart]:
+    """What there is to share out. Raises InputError."""
+    file, busy = options.cluster, frozenset(options.busy)
+    if not is_mixed_cluster(file):
+        cluster = read_cluster(file, options.gpus)
+        free = free_units(cluster, allocated_gpus(cluster, options.gpus), busy)
+        return [FleetPart(name="", cluster=cluster, address=file, free=free)]
+    mixed = read_mixed_cluster(file)
+    if options.gpus is not None:
+        what = "a mixed cluster's own file says how many GPUs each part has"
+        raise InputError(what, where="--gpus", value=options.gpus)
+    for name in busy:
+        check_choice(name, mixed.node_names, "--busy", "no part lists this node")
+    names = [mixed.name_of(index) for index in range(len(mixed.parts))]
+    clusters = {name: mixed.part(name) for name in names}
+    return [
+        FleetPart(
+            name=name,
+            cluster=cluster,
+            address=f"{file}#{name}",
+            free=free_units(cluster, cluster.gpus, busy & {node.name for node in cluster.nodes}),
+        )
+        for name, cluster in clusters.items()
+    ]
+
+
+def _by_part(
+    jobs: Sequence[SizedJob], solution: FleetSolution, parts: int
+) -> list[list[Allocation]]:
+    """Of each part every job's allocation, without a size where that is on another part."""
+    return [
+        [
+            allocation
+            if allocation.size is None or job.sizes[allocation.size].part == part
+            else replace(allocation, size=None)
+            for job, allocation in zip(jobs, solution.allocations, strict=True)
+        ]
+        for part in range(parts)
+    ]
+
+
 def _shared(
-    jobs: Sequence[SizedJob], units: int, objective: str, params: FleetParams
+    jobs: Sequence[SizedJob], units: Sequence[int], objective: str, params: FleetParams
 ) -> FleetSolution:
     if not jobs:
         return FleetSolution(allocations=(), value=0.0, bound=0.0, proven=True)
@@ -722,7 +800,10 @@ def _require_tokens(jobs: Sequence[FleetJobDoc], path: Path, objective: str) -> 
 
 
 def _sized_jobs(
-    jobs: Sequence[FleetJobDoc], free: FreeUnits, options: FleetOptions, progress: Progress
+    jobs: Sequence[FleetJobDoc],
+    parts: Sequence[FleetPart],
+    options: FleetOptions,
+    progress: Progress,
 ) -> tuple[list[SizedJob | UnplannedJob], int, int]:
     """(every job with its plans, or why it has none; plans made, plans left out for want of time).
 
@@ -730,18 +811,24 @@ def _sized_jobs(
     """
     positions: dict[str, int] = {}
     tasks: list[tuple[int, dict[str, Any]]] = []
-    questions: list[list[tuple[int, int]]] = []
+    questions: list[list[tuple[int, int, int]]] = []
     for job in jobs:
         row = []
         named = JobDoc.model_fields.keys() - {"name", *COST_FIELDS}
         plain = {name: getattr(job, name) for name in JobDoc.model_fields if name in named}
-        for units in candidate_units(job, free.gpus_per_unit, len(free.units)):
-            fields = {**plain, "gpus": units * free.gpus_per_unit, "name": "size"}
+        sizes = [
+            (part, units)
+            for part, each in enumerate(parts)
+            for units in candidate_units(job, each.free.gpus_per_unit, len(each.free.units))
+        ]
+        for part, units in sizes:
+            gpus, address = units * parts[part].free.gpus_per_unit, parts[part].address
+            fields = {**plain, "cluster": address, "gpus": gpus, "name": "size"}
             key = json.dumps(fields, sort_keys=True, default=str)
             if key not in positions:
                 positions[key] = len(tasks)
                 tasks.append((len(tasks), JobDoc(**fields).model_dump(mode="json")))
-            row.append((units, positions[key]))
+            row.append((part, units, positions[key]))
         questions.append(row)
     cache = str(options.cache.absolute()) if options.cache else None
     workers = min(options.workers or usable_cores(), max(1, len(tasks)))
@@ -756,15 +843,18 @@ def _sized_jobs(
         progress(len(results), len(tasks))
     sized_jobs = []
     for job, row in zip(jobs, questions, strict=True):
-        answers = [(units, results[position]) for units, position in row if position in results]
+        answers = [
+            (part, units, results[position]) for part, units, position in row if position in results
+        ]
         sized_jobs.append(sized_job(job, answers, len(row)))
     unplanned = len(tasks) - sum(_is_answered(result) for result in results.values())
     return sized_jobs, len(tasks), unplanned
 
 
-def _one_of_each(questions: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
+def _one_of_each(questions: Sequence[Sequence[tuple[int, int, int]]]) -> list[int]:
     """Positions of the questions, each job's smallest size first, then each one's next."""
-    turns = ((turn, position) for row in questions for turn, (_, position) in enumerate(row))
+    rows = (sorted(row, key=itemgetter(1)) for row in questions)
+    turns = ((turn, position) for row in rows for turn, (*_, position) in enumerate(row))
     return list(dict.fromkeys(position for _, position in sorted(turns)))
 
 
@@ -788,7 +878,9 @@ def _is_answered(result: Mapping[str, Any]) -> bool:
 
 def fleet_document(fleet: Fleet) -> dict[str, Any]:
     """What `fleet --json` prints, without `schema`."""
-    solution, places = fleet.solution, fleet.places
+    solution, places = fleet.solution, [part.places for part in fleet.parts]
+    parts = [_part_row(part) for part in fleet.parts]
+    per_unit = {part["gpus_per_unit"] for part in parts}
     complete = not fleet.unplanned and not fleet.unproven
     return {
         "objective": {
@@ -800,11 +892,12 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
         },
         "sizes_left_out": fleet.unplanned,
         "sizes_not_proven": fleet.unproven,
-        "gpus_per_unit": fleet.free.gpus_per_unit,
-        "units": len(fleet.free.units),
-        "units_used": len({unit for units in places.units for unit in units}),
-        "leaves_touched": places.leaves_touched,
-        "least_leaves_touched": places.least_leaves,
+        "gpus_per_unit": per_unit.pop() if len(per_unit) == 1 else None,
+        "units": sum(part["units"] for part in parts),
+        "units_used": sum(part["units_used"] for part in parts),
+        "parts": parts,
+        "leaves_touched": sum(each.leaves_touched for each in places),
+        "least_leaves_touched": sum(each.least_leaves for each in places),
         "jobs": [
             *(_job_row(fleet, index) for index in range(len(fleet.jobs))),
             *(_unplanned_row(job) for job in fleet.without_plan),
@@ -812,9 +905,18 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
     }
 
 
+def _part_row(part: FleetPart) -> dict[str, Any]:
+    return FleetPartRow(
+        name=part.name or part.cluster.name,
+        gpus_per_unit=part.free.gpus_per_unit,
+        units=len(part.free.units),
+        units_used=len({unit for units in part.places.units for unit in units}),
+    ).model_dump()
+
+
 def _job_row(fleet: Fleet, index: int) -> dict[str, Any]:
     job = fleet.jobs[index]
-    size, allocation, units = fleet.outcome(index)
+    size, allocation, part, units = fleet.outcome(index)
     fields: dict[str, Any] = {
         "name": job.job.name,
         "model": job.job.model,
@@ -826,13 +928,14 @@ def _job_row(fleet: Fleet, index: int) -> dict[str, Any]:
         row = size.result["row"]
         fields |= {
             "status": "runs",
-            "gpus": size.units * fleet.free.gpus_per_unit,
+            "part": part.name or None,
+            "gpus": size.units * part.free.gpus_per_unit,
             "tokens_per_s": size.tokens_per_s,
             "share_of_best": size.tokens_per_s / job.best_tokens_per_s,
             "step_time_s": row.get("step_time_s"),
             **{name: row.get(name) for name in ("mfu", "optimizer_offload", "host_memory_gib")},
         }
-        cost = cost_figures(Budget.of(vars(job.job)), fields, fleet.cluster)
+        cost = cost_figures(Budget.of(vars(job.job)), fields, part.cluster)
         fields |= {name: figure for name, figure in cost.items() if name != "days_late"}
     if allocation.end_s is not None:
         fields |= {"status": "scheduled", "start_s": allocation.start_s, "end_s": allocation.end_s}
@@ -860,14 +963,14 @@ def fleet_files(fleet: Fleet) -> dict[str, str]:
     files = {
         "fleet.json": json.dumps({"schema": 1, **document}, indent=1) + "\n",
         "fleet.csv": csv_text(list(FleetJobRow.model_fields), document["jobs"]),
-        "nodes.svg": nodes_svg(document, fleet.free, fleet.places.units),
+        "nodes.svg": nodes_svg(document, fleet.parts),
     }
     if fleet.objective != "throughput":
         files["gantt.svg"] = gantt_svg(document)
     for index, job in enumerate(fleet.jobs):
-        size, _, units = fleet.outcome(index)
+        size, _, part, units = fleet.outcome(index)
         if size is not None:
-            plan = _plan_on_units(fleet.cluster, size.result["files"], units)
+            plan = _plan_on_units(part.cluster, size.result["files"], units)
             for name, text in plan_files(plan).items():
                 files[f"plans/{job.job.name}/{name}"] = text
     return files

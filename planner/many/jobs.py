@@ -285,7 +285,8 @@ def _path(text: str, folder: Path, names: Collection[str]) -> str:
     """A relative path starts at the jobs file; a name stays as it is."""
     try:
         beside = folder / text
-        return str(beside) if text and text not in names and beside.exists() else text
+        there = beside.exists() or (folder / text.rpartition("#")[0]).is_file()
+        return str(beside) if text and text not in names and there else text
     except (OSError, ValueError):
         return text
 

@@ -1,14 +1,15 @@
-"""Which job gets how much, and when.
+"""Which job gets how much, where, and when.
 
-Let x[j, k] say that job j gets its k-th size: u[j, k] units, on which it trains r[j, k] tokens/s; U units are
-free. Every job gets one size, or none if it may wait.
+Let x[j, k] say that job j gets its k-th size: u[j, k] units of one part of the cluster, on which it trains
+r[j, k] tokens/s; U[p] units of part p are free. Every job gets one size, or none if it may wait.
 
-Throughput: maximise sum of weight[j] * r[j, k] / max r[j] * x[j, k] with sum of u[j, k] * x[j, k] <= U. A
-multiple-choice knapsack: exact by dynamic programming over the units in use.
+Throughput: maximise sum of weight[j] * r[j, k] / max r[j] * x[j, k] with the sum of u[j, k] * x[j, k] over
+the sizes on part p <= U[p]. A multiple-choice knapsack: of one part exact by dynamic programming over the
+units in use, of several by CP-SAT.
 
 Schedules (makespan, deadlines): job j runs once, for tokens[j] / r[j, k]; at no time do the running jobs
-exceed U. The last end is least; with deadlines the weighted time past them first. List schedules, and CP-SAT
-for what they leave open.
+exceed U[p]. The last end is least; with deadlines the weighted time past them first. List schedules, and
+CP-SAT for what they leave open.
 
 Priorities are lexicographic: the value of a class is fixed before the next one is looked at.
 """
@@ -18,9 +19,10 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -30,7 +32,7 @@ from pydantic import Field
 
 from meshwright.cluster_specs.allocation import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.errors import InfeasibleError, InputError, near_miss
+from meshwright.errors import InfeasibleError, InputError, OutOfTimeError, near_miss
 from meshwright.planner.drawing import counted
 from meshwright.planner.many.jobs import Job, JobDoc, read_jobs
 from meshwright.planner.solvers.clock import Shares, is_over
@@ -111,9 +113,10 @@ def _mistake(job: Job, where: str, cluster: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSize:
-    """A job on so many units."""
+    """A job on so many units of one part of the cluster."""
 
     units: int
+    part: int = 0
     tokens_per_s: float
     result: dict[str, Any]
     """The row and the files of its plan."""
@@ -121,7 +124,7 @@ class JobSize:
 
 @dataclass(frozen=True, kw_only=True)
 class SizedJob:
-    """A job and the sizes at which it has a plan, in rising order; larger ones are faster."""
+    """A job and the sizes at which it has a plan, part by part in rising order; larger ones are faster."""
 
     job: FleetJobDoc
     sizes: tuple[JobSize, ...]
@@ -148,7 +151,7 @@ class UnplannedJob:
 
 
 def sized_job(
-    job: FleetJobDoc, answers: Sequence[tuple[int, dict[str, Any]]], asked: int
+    job: FleetJobDoc, answers: Sequence[tuple[int, int, dict[str, Any]]], asked: int
 ) -> SizedJob | UnplannedJob:
     """A job with the sizes at which it has a plan, or why it has none.
 
@@ -157,13 +160,13 @@ def sized_job(
     job
         As the file has it.
     answers
-        (units, result of the plan) of the sizes that were answered, in rising order.
+        (part, units, result of the plan) of the sizes that were answered, part by part in rising order.
     asked
         Sizes that were to be answered.
     """
     sizes = [
-        JobSize(units=units, tokens_per_s=result["row"]["tokens_per_s"], result=result)
-        for units, result in answers
+        JobSize(part=part, units=units, tokens_per_s=result["row"]["tokens_per_s"], result=result)
+        for part, units, result in answers
         if result["row"].get("tokens_per_s")
     ]
     if sizes:
@@ -171,12 +174,13 @@ def sized_job(
     if not asked:
         reason = f"nodes that are wholly free have fewer GPUs than its min_gpus {job.min_gpus}, or fixed gpus"
         return UnplannedJob(job=job, status="infeasible", reason=reason)
-    if len(answers) < asked or any(result["row"]["status"] == "unknown" for _, result in answers):
+    if len(answers) < asked or any(result["row"]["status"] == "unknown" for *_, result in answers):
         reason = "the time limit came before any plan; plans that were made are in the cache"
         return UnplannedJob(job=job, status="unknown", reason=reason)
-    row = answers[-1][1]["row"]
-    reason = f"no plan at any size; at the largest: {row['message']}"
-    return UnplannedJob(job=job, status=row["status"], reason=reason)
+    largest = {part: result["row"] for part, _, result in answers}.values()
+    reasons = "; ".join(dict.fromkeys(row["message"] for row in largest))
+    reason = f"no plan at any size; at the largest: {reasons}"
+    return UnplannedJob(job=job, status=answers[-1][2]["row"]["status"], reason=reason)
 
 
 def candidate_units(job: FleetJobDoc, gpus_per_unit: int, most_units: int) -> tuple[int, ...]:
@@ -192,10 +196,11 @@ def candidate_units(job: FleetJobDoc, gpus_per_unit: int, most_units: int) -> tu
 
 
 def faster_sizes(sizes: Sequence[JobSize]) -> tuple[JobSize, ...]:
-    """In rising order, without the sizes at which a smaller one is as fast."""
+    """Part by part in rising order, without the sizes at which a smaller one of the part is as fast."""
     faster: list[JobSize] = []
-    for size in sorted(sizes, key=lambda size: (size.units, -size.tokens_per_s)):
-        if not faster or size.tokens_per_s > faster[-1].tokens_per_s:
+    for size in sorted(sizes, key=lambda size: (size.part, size.units, -size.tokens_per_s)):
+        first_of_part = not faster or size.part != faster[-1].part
+        if first_of_part or size.tokens_per_s > faster[-1].tokens_per_s:
             faster.append(size)
     return tuple(faster)
 
@@ -307,13 +312,16 @@ def _listed_nodes(cluster: ClusterSpec) -> Iterator[_Node]:
 # Schedules made job by job: what CP-SAT starts from, and often all there is to find.
 #
 # Jobs are taken in some order. Each gets the size and the earliest start that make it least late, then end
-# before a wished makespan, then take the least units times ticks (serial schedule generation: Kolisch and
-# Hartmann 1999, Heuristic algorithms for the resource-constrained project scheduling problem, section 2.1).
+# before a wished makespan, then take the least units (by their worth) times ticks (serial schedule
+# generation: Kolisch and Hartmann 1999, Heuristic algorithms for the resource-constrained project scheduling
+# problem, section 2.1).
 # The first orders are by slack, by due date, by length and by area; then jobs of the best order are moved.
 
 
 PATIENCE = 20
 """Orders in a row without a better schedule, for each job, after which the search ends."""
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 Values = tuple[int, ...]
 """What a schedule is judged by, in order: lateness of each priority that has due dates, last end."""
 
@@ -324,6 +332,8 @@ class TimedJob:
 
     demands: tuple[int, ...]
     """Units of each size."""
+    parts: tuple[int, ...]
+    """Where each size is."""
     ticks: tuple[int, ...]
     """Length of each size."""
     due: int | None
@@ -379,18 +389,50 @@ def values_of(jobs: Sequence[TimedJob], runs: Sequence[TimedRun]) -> Values:
     return *late, max(run.end for run in runs)
 
 
-def least_values(jobs: Sequence[TimedJob], units: int) -> Values:
-    """Lower bounds on each value: every job at its fastest from the start; the last end also by least areas
-    that are packed without a gap.
+def least_values(jobs: Sequence[TimedJob], units: Sequence[int]) -> Values:
+    """Lower bounds on each value: every job at its fastest from the start; the last end also by areas that
+    are packed without a gap.
+
+    A last end T leaves each job the sizes that take no longer. With any weights w of the parts, the least
+    w * area of these, summed over jobs, is at most T times the sum of w * units: with equal weights, and
+    with `part_weights`.
     """
     alone = [TimedRun(size=0, start=0, end=job.shortest) for job in jobs]
     *late, longest = values_of(jobs, alone)
-    packed = -(-sum(job.least_area for job in jobs) // units)
-    return *late, max(longest, packed)
+    most_sizes = max(len(job.ticks) for job in jobs)
+    ticks, areas = np.full((2, len(jobs), most_sizes), inf)
+    parts = np.zeros((len(jobs), most_sizes), dtype=np.int64)
+    for index, job in enumerate(jobs):
+        sizes = slice(len(job.ticks))
+        ticks[index, sizes], parts[index, sizes] = job.ticks, job.parts
+        areas[index, sizes] = ticks[index, sizes] * job.demands
+    horizon = sum(job.shortest for job in jobs)
+    for weights in (np.ones(len(units)), np.array(part_weights(jobs, len(units)))):
+        taken, room = areas * weights[parts], float(weights @ units) * (1 + 1e-9)
+        fits = partial(_fits, ticks, taken, room)
+        longest += bisect_left(range(longest, horizon), True, key=fits)
+    return *late, longest
+
+
+def _fits(ticks: FloatArray, taken: FloatArray, room: float, end: int) -> bool:
+    """Whether the least that jobs take at sizes that end in time is not above the room until then."""
+    return bool(np.where(ticks <= end, taken, inf).min(axis=1).sum() <= room * end)
+
+
+def part_weights(jobs: Sequence[TimedJob], parts: int) -> tuple[float, ...]:
+    """What a unit of each part is worth: so that jobs take as much of one part as of another."""
+    areas = [0.0] * parts
+    for job in jobs:
+        least = [inf] * parts
+        for demand, part, ticks in zip(job.demands, job.parts, job.ticks, strict=True):
+            least[part] = min(least[part], demand * ticks)
+        if inf not in least:
+            areas = [area + more for area, more in zip(areas, least, strict=True)]
+    return tuple(areas[0] / area if area else 1.0 for area in areas)
 
 
 def list_schedule(
-    jobs: Sequence[TimedJob], units: int, *, seed: int, most_runs: int
+    jobs: Sequence[TimedJob], units: Sequence[int], *, seed: int, most_runs: int
 ) -> ListSchedule:
     """The best schedule of many orders.
 
@@ -399,7 +441,7 @@ def list_schedule(
     jobs
         At least one; each has a size that fits.
     units
-        That jobs share.
+        Of each part, that jobs share.
     seed
         Of the changes of order.
     most_runs
@@ -410,10 +452,11 @@ def list_schedule(
     best: tuple[Values, list[TimedRun]] | None = None
     order: list[int] = []
     orders = _orders(jobs, order, random.Random(seed))
+    weights = part_weights(jobs, len(units))
     in_vain = 0
     for _ in range(max(4, most_runs // len(jobs))):
         tried = next(orders)
-        runs = _runs(jobs, tried, units, bounds[-1])
+        runs = _runs(jobs, tried, units, weights, bounds[-1])
         values = values_of(jobs, runs)
         in_vain = 0 if best is None or values < best[0] else in_vain + 1
         if best is None or values <= best[0]:
@@ -450,25 +493,31 @@ def _orders(
 
 
 def _runs(
-    jobs: Sequence[TimedJob], order: Sequence[int], units: int, wished_end: int
+    jobs: Sequence[TimedJob],
+    order: Sequence[int],
+    units: Sequence[int],
+    weights: Sequence[float],
+    wished_end: int,
 ) -> list[TimedRun]:
     """Every job's run, placed in this order."""
-    profile = _Profile(units)
+    profiles = [_Profile(of_part) for of_part in units]
     runs: dict[int, TimedRun] = {}
     for index in order:
         job = jobs[index]
-        best: tuple[tuple[int, int, int, int], TimedRun] | None = None
-        for size, (demand, ticks) in enumerate(zip(job.demands, job.ticks, strict=True)):
-            if demand > units:
+        best: tuple[tuple[int, int, float, int], TimedRun] | None = None
+        sizes = zip(job.demands, job.parts, job.ticks, strict=True)
+        for size, (demand, part, ticks) in enumerate(sizes):
+            if demand > units[part]:
                 continue
-            start = profile.earliest_start(demand, ticks)
+            start = profiles[part].earliest_start(demand, ticks)
             end = start + ticks
-            rank = (job.lateness(end), max(0, end - wished_end), demand * ticks, end)
+            area = demand * ticks * weights[part]
+            rank = (job.lateness(end), max(0, end - wished_end), area, end)
             if best is None or rank < best[0]:
                 best = rank, TimedRun(size=size, start=start, end=end)
         assert best is not None
         runs[index] = best[1]
-        profile.add(best[1], job.demands[best[1].size])
+        profiles[job.parts[best[1].size]].add(best[1], job.demands[best[1].size])
     return [runs[index] for index in range(len(jobs))]
 
 
@@ -508,8 +557,6 @@ class _Profile:
         return index
 
 
-IntArray = NDArray[np.int64]
-
 TOO_LARGE = "the jobs that must run do not fit the cluster together, even at their smallest sizes"
 UNREACHABLE = np.int64(-1)
 """Value of so many units in use where no choice of sizes uses them."""
@@ -526,6 +573,8 @@ class FleetParams:
     """CP-SAT's own measure of work for each goal that list schedules leave open, not seconds of a clock: a
     slow machine finds the same. With 50 jobs one took 14 s of the processor.
     """
+    parts_s: float = 10.0
+    """The same for each priority's throughput on several parts: 300 jobs on two took 3 s of the processor."""
     seed: int = 0
     value_scale: int = 1_000_000
     """Integer steps of a job's best throughput in the objective: finer than any figure that is printed."""
@@ -566,7 +615,9 @@ class FleetSolution:
         return abs(self.bound - self.value) / abs(self.value) if self.value else 0.0
 
 
-def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) -> FleetSolution:
+def share_throughput(
+    jobs: Sequence[SizedJob], units: Sequence[int], params: FleetParams
+) -> FleetSolution:
     """The sizes with the greatest weighted throughput.
 
     Parameters
@@ -574,7 +625,7 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
     jobs
         With the sizes that each can have.
     units
-        That are free.
+        That are free, of each part.
     params
         Of the model and the solver.
 
@@ -582,12 +633,23 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
     ------
     InfeasibleError
         Where not all jobs that must run fit together.
+    OutOfTimeError
+        Where there are several parts, and the solver came to no sharing in its time.
     """
     priorities = sorted({job.job.priority for job in jobs}, reverse=True)
     classes = [
         [index for index, job in enumerate(jobs) if job.job.priority == priority]
         for priority in priorities
     ]
+    if len(units) > 1:
+        return _shared_by_parts(jobs, classes, units, params)
+    return _shared_units(jobs, classes, units[0], params)
+
+
+def _shared_units(
+    jobs: Sequence[SizedJob], classes: Sequence[Sequence[int]], units: int, params: FleetParams
+) -> FleetSolution:
+    """The same of one part, by dynamic programming."""
     needed = [sum(_least_units(jobs[index]) for index in members) for members in classes]
     values: IntArray = np.full(units + 1, UNREACHABLE)
     values[0] = 0
@@ -599,7 +661,7 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
         most = units - sum(needed[place + 1 :])
         best = values[: most + 1].max() if most >= 0 else UNREACHABLE
         if best < 0:
-            raise InfeasibleError(_too_large(jobs, units))
+            raise InfeasibleError(_too_large(jobs, (units,)))
         total += int(best)
         units_used = int(np.flatnonzero(values[: most + 1] == best)[0])
         values = np.where(values == best, 0, UNREACHABLE)
@@ -613,14 +675,70 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
     return FleetSolution(allocations=allocations, value=value, bound=value, proven=True)
 
 
-def _too_large(jobs: Sequence[SizedJob], units: int) -> str:
+def _shared_by_parts(
+    jobs: Sequence[SizedJob],
+    classes: Sequence[Sequence[int]],
+    units: Sequence[int],
+    params: FleetParams,
+) -> FleetSolution:
+    """The same of several parts, by CP-SAT, class after class; each bound holds while the values before it
+    stay as they are.
+    """
+    from meshwright.planner.solvers.or_tools import cp_model
+
+    model = cp_model.CpModel()
+    chosen = [_size_literals(model, index, len(job.sizes)) for index, job in enumerate(jobs)]
+    on_part: list[list[cp_model.LinearExprT]] = [[] for _ in units]
+    for job, row in zip(jobs, chosen, strict=True):
+        (model.add_at_most_one if job.job.may_wait else model.add_exactly_one)(row)
+        for size, literal in zip(job.sizes, row, strict=True):
+            on_part[size.part].append(size.units * literal)
+    for terms, most in zip(on_part, units, strict=True):
+        model.add(sum(terms) <= most)
+    value = bound = 0
+    sizes: list[int | None] = []
+    for members in classes:
+        goal = sum(
+            scaled_value(jobs[index], size, params) * literal
+            for index in members
+            for size, literal in enumerate(chosen[index])
+        )
+        model.maximize(goal)
+        try:
+            solver = solve_fleet(model, replace(params, deterministic_s=params.parts_s))
+        except InfeasibleError:
+            raise InfeasibleError(_too_large(jobs, units)) from None
+        if solver is None:
+            raise OutOfTimeError("no way to share the parts out was found in the time given")
+        best = round(solver.objective_value)
+        value, bound = value + best, bound + round(solver.best_objective_bound)
+        model.add(goal >= best)
+        sizes = [_chosen_size(solver, row) for row in chosen]
+        model.clear_hints()  # type: ignore[no-untyped-call]
+        for row, taken in zip(chosen, sizes, strict=True):
+            for index, literal in enumerate(row):
+                model.add_hint(literal, index == taken)
+    return FleetSolution(
+        allocations=tuple(Allocation(size=size) for size in sizes),
+        value=value / params.value_scale,
+        bound=bound / params.value_scale,
+        proven=value == bound,
+    )
+
+
+def _too_large(jobs: Sequence[SizedJob], units: Sequence[int]) -> str:
     """That jobs do not fit together, with the least that each takes and what would help."""
     blocks = {job.job.name: _least_units(job) for job in jobs}
     takes = ", ".join(f"{name} {count}" for name, count in blocks.items() if count)
     return (
-        f"{TOO_LARGE}: {takes}, in all {sum(blocks.values())} of {counted(units, 'free block')}. `gpus` of a "
-        "job is a fixed size: give max_gpus in its place, or may_wait"
+        f"{TOO_LARGE}: {takes}, in all {sum(blocks.values())} of {_free_blocks(units)}. `gpus` of a job is a "
+        "fixed size: give max_gpus in its place, or may_wait"
     )
+
+
+def _free_blocks(units: Sequence[int]) -> str:
+    in_parts = f" in parts of {' and '.join(map(str, units))}" if len(units) > 1 else ""
+    return counted(sum(units), "free block") + in_parts
 
 
 def _least_units(job: SizedJob) -> int:
@@ -661,7 +779,7 @@ def durations(jobs: Sequence[SizedJob], params: FleetParams) -> tuple[float, lis
 
 
 def share_over_time(
-    jobs: Sequence[SizedJob], units: int, objective: str, params: FleetParams
+    jobs: Sequence[SizedJob], units: Sequence[int], objective: str, params: FleetParams
 ) -> FleetSolution:
     """Sizes and start times: the least makespan, or the least weighted lateness and then makespan.
 
@@ -670,7 +788,7 @@ def share_over_time(
     jobs
         With the sizes that each can have; all must have `tokens`.
     units
-        That are free.
+        That are free, of each part.
     objective
         `makespan` or `deadlines`.
     params
@@ -682,7 +800,7 @@ def share_over_time(
         Where a job does not fit the cluster.
     """
     tick_s, timed = timed_jobs(jobs, params, with_due=objective == "deadlines")
-    if any(min(job.demands) > units for job in timed):
+    if any(all(size.units > units[size.part] for size in job.sizes) for job in jobs):
         raise InfeasibleError(TOO_LARGE)
     first = list_schedule(timed, units, seed=params.seed, most_runs=params.listed_runs)
     runs, values, bounds = first.runs, first.values, list(first.bounds)
@@ -714,6 +832,7 @@ def timed_jobs(
         timed.append(
             TimedJob(
                 demands=tuple(size.units for size in job.sizes),
+                parts=tuple(size.part for size in job.sizes),
                 ticks=tuple(row),
                 due=due,
                 late_weight=max(1, round(params.lateness_scale * job.job.weight)),
@@ -724,7 +843,7 @@ def timed_jobs(
 
 
 def _improved(
-    jobs: Sequence[TimedJob], units: int, first: ListSchedule, params: FleetParams
+    jobs: Sequence[TimedJob], units: Sequence[int], first: ListSchedule, params: FleetParams
 ) -> tuple[tuple[TimedRun, ...], Values, list[int]]:
     """(runs, their values, lower bounds): CP-SAT for each value of the first schedule above its bound.
 
@@ -755,7 +874,7 @@ def _improved(
 class _Schedule:
     """The model of jobs over time: a start, an end and one size for each."""
 
-    def __init__(self, jobs: Sequence[TimedJob], units: int) -> None:
+    def __init__(self, jobs: Sequence[TimedJob], units: Sequence[int]) -> None:
         from meshwright.planner.solvers.or_tools import cp_model
 
         self._jobs = jobs
@@ -769,23 +888,26 @@ class _Schedule:
         ]
         self.makespan = self._post_capacity(units)
 
-    def _post_capacity(self, units: int) -> cp_model.IntVar:
-        """At no time do the running jobs exceed the units; returns the last end."""
+    def _post_capacity(self, units: Sequence[int]) -> cp_model.IntVar:
+        """At no time do the running jobs exceed the units of a part; returns the last end."""
         model = self.model
-        intervals, demands, areas = [], [], []
+        parts: list[list[tuple[cp_model.IntervalVar, int, cp_model.LinearExprT]]] = [
+            [] for _ in units
+        ]
         for index, row in enumerate(self._chosen):
             model.add_exactly_one(row)
             job, start, end = self._jobs[index], self._starts[index], self._ends[index]
-            for size, (ticks, demand) in enumerate(zip(job.ticks, job.demands, strict=True)):
+            sizes = zip(job.ticks, job.demands, job.parts, strict=True)
+            for size, (ticks, demand, part) in enumerate(sizes):
                 literal, name = row[size], f"run{index}_{size}"
-                intervals.append(model.new_optional_interval_var(start, ticks, end, literal, name))
-                demands.append(demand)
-                areas.append(literal * (demand * ticks))
-        model.add_cumulative(intervals, demands, units)
+                interval = model.new_optional_interval_var(start, ticks, end, literal, name)
+                parts[part].append((interval, demand, literal * (demand * ticks)))
         makespan = model.new_int_var(0, self._horizon, "makespan")
         model.add_max_equality(makespan, self._ends)
-        # What an area bound knows and the cumulative does not.
-        model.add(sum(areas) <= units * makespan)
+        for runs, most in zip(parts, units, strict=True):
+            model.add_cumulative([run[0] for run in runs], [run[1] for run in runs], most)
+            # What an area bound knows and the cumulative does not.
+            model.add(sum(area for *_, area in runs) <= most * makespan)
         return makespan
 
     def lateness_goals(self) -> list[cp_model.LinearExprT]:

@@ -80,7 +80,10 @@ def read_axes(text: str | Axes, params: SweepParams | None = None) -> dict[str, 
         for part in text.split(","):
             name, sign, values = part.strip().partition("=")
             if not sign or not values:
-                raise InputError("must be OPTION=VALUES", where="--sweep", value=part)
+                what = (
+                    "must be OPTION=VALUES; values of one option are joined by +, as in gpus=8+16"
+                )
+                raise InputError(what, where="--sweep", value=part)
             axes[_option(name)] = _values(_option(name), values)
     else:
         axes = {_option(name): tuple(values) for name, values in text.items()}

@@ -140,6 +140,7 @@ def read_mixed_request(
     names = named_nodes(options.pop("nodes", None), spec.node_names)
     if names is not None:
         spec = spec.only_nodes(names)
+    spec.check_pipeline()
     if gpus is not None and gpus != spec.gpus:
         raise InputError(
             f"the parts of {spec.name} have {spec.gpus} GPUs together; say in its file how many each has",

@@ -152,6 +152,10 @@ def _pipeline_bindings(request: PlanRequest, layout: Layout) -> Iterator[Binding
         )
 
 
+FEWEST_DOUBTED_TOKENS = 10**9
+"""Of a step: several times those of published trainings."""
+
+
 def warnings(
     request: PlanRequest, best: Priced, predicted: Predicted, idle: IdleDoc | None
 ) -> Iterator[str]:
@@ -213,6 +217,12 @@ def training_warnings(request: PlanRequest) -> Iterator[str]:
     request
         On one cluster, or on one part of a mixed one.
     """
+    batch, tokens = request.global_batch, request.global_batch * request.seq_len
+    if tokens >= FEWEST_DOUBTED_TOKENS and batch >= request.seq_len:
+        yield (
+            f"the global batch counts sequences, here {tokens:.3g} tokens a step: a batch of {batch:,} "
+            f"tokens is one of {batch // request.seq_len:,}"
+        )
     if request.lengths is not None and request.lengths.packing != UNPACKED:
         yield (
             f"launch files set sequences of {request.seq_len:,} tokens: that each is a pack of samples which "

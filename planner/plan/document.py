@@ -84,6 +84,7 @@ class SmallestChange(ClosedDocument):
         "train",
         "do-with",
         "precision",
+        "framework",
         "reserve-gib",
         "memory-risk",
         "gpus",
@@ -96,7 +97,7 @@ class SmallestChange(ClosedDocument):
     field: str | None = None
     """The pin that is changed or dropped, the choice that is allowed, or the axes that may leave a domain."""
     value: int | float | str | None = None
-    """What to take: a pin's value, a precision, GiB, GPUs, a word of `--allow`, `--loss`,
+    """What to take: a pin's value, a precision, a framework, GiB, GPUs, a word of `--allow`, `--loss`,
     `--reference` or `--train`."""
     asked: int | float | str | None = None
     """What the request has in its place."""
@@ -165,6 +166,7 @@ CHANGE_WORDS = {
     "train": "train adapters beside frozen weights (--train {value})",
     "do-with": "take {field} out of --without",
     "precision": "train in {value}, not {asked}",
+    "framework": "take --framework {value}, not {asked}",
     "reserve-gib": "reserve {value:.1f} GiB or less, not {asked:g}",
     "memory-risk": "take a memory risk of {value:g} (the prediction as it stands), not {asked:g}",
     "gpus": "take {value} GPUs, not {asked}",

@@ -27,7 +27,7 @@ from meshwright.costmodel.records import POINT_ESTIMATE
 from meshwright.costmodel.schedules import schedule_named, traits
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError, InternalError
-from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.frameworks.catalog import FRAMEWORK_NAMES, framework_named, planned
 from meshwright.model_specs.adapters import AdapterMethod, AdapterSpec
 from meshwright.planner.bounds.layer_split import any_stages
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -537,6 +537,7 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
             if _feasible(replace(request, precision=precision)):
                 yield SmallestChange(change="precision", value=precision, asked=request.precision)
                 break
+    yield from _other_frameworks(request, names)
     if HostMemory.name in names:
         yield from _of_hosts(request)
     yield from _of_mappings(request, names)
@@ -563,6 +564,21 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         yield SmallestChange(
             change="device-hbm-gib", value=hbm_gib, asked=request.cluster.device.hbm_gib
         )
+
+
+def _other_frameworks(request: PlanRequest, conflicting: Set[str]) -> Iterator[SmallestChange]:
+    """The first framework under whose rules a plan is found, where rules of the one asked for are broken."""
+    broken = any(name.startswith(f"{request.framework}-") for name in conflicting)
+    for name in FRAMEWORK_NAMES if broken else ():
+        if name == request.framework:
+            continue
+        try:
+            changed = replace(request, framework=name)
+        except InputError:
+            continue
+        if _feasible(changed):
+            yield SmallestChange(change="framework", value=name, asked=request.framework)
+            return
 
 
 def _wishes_lifted(request: PlanRequest) -> Iterator[SmallestChange]:

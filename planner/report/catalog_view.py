@@ -202,7 +202,7 @@ def _blocks(model: ModelSpec) -> Iterator[tuple[str, str]]:
         heads = f"{linear.value_heads} heads of {linear.value_head_dim}, {linear.key_heads} of keys"
         if linear.type == "short_conv":
             heads = f"{linear.conv_kernel} positions of {count(linear.value_width)} channels"
-        yield "linear attention", f"{linear.title}, {heads}, in {model.linear_layers} layers"
+        yield linear.title, f"{heads}, in {model.linear_layers} layers"
     if model.mamba1 is not None:
         states = f"{model.mamba1.channels} channels, states of {model.mamba1.state_dim}"
         yield "Mamba-1", f"{states}, by the pattern"

@@ -145,6 +145,7 @@ def fleet_view(fleet: Fleet) -> View:
         times = {"step_time_s": Column("step", SECONDS, absent="")}
     columns: Columns = {
         "name": Column("job", value=_job_name),
+        **({"part": Column("on", absent="")} if len(fleet.parts) > 1 else {}),
         "gpus": Column("GPUs", NUMBER),
         "tokens_per_s": Column("tokens/s", COUNT),
         "share_of_best": Column("of its best", percents(0)),
@@ -160,6 +161,7 @@ def fleet_view(fleet: Fleet) -> View:
     return [
         table(jobs, columns),
         *map(line, [*reasons, "", *hosts, _objective(document)]),
+        *([line(_ON_ONE_PART)] if len(fleet.parts) > 1 else []),
         line(f"Leaves that jobs touch, in all: {touched}, {proof} for these sizes."),
         line(f"{fleet.planned} plans in {planning}, shared out in {solving}."),
     ]
@@ -185,11 +187,16 @@ def _objective(document: Document) -> str:
         "makespan": f"all done after {hours(value)}, {proof}",
         "deadlines": f"all done after {hours(value)}; time past deadlines comes first; {proof}",
     }
-    blocks = f"{document['units_used']} of {document['units']} blocks"
-    size = document["gpus_per_unit"]
-    result = results[objective["name"]]
+    blocks = [
+        f"{part['units_used']} of {part['units']} blocks of {part['gpus_per_unit']} GPUs"
+        + (f" of {part['name']}" if len(document["parts"]) > 1 else "")
+        for part in document["parts"]
+    ]
     planned = counted(sum(not job["reason"] for job in jobs), "job")
-    return f"{planned} on {blocks} of {size} GPUs: {result}."
+    return f"{planned} on {' and '.join(blocks)}: {results[objective['name']]}."
+
+
+_ON_ONE_PART = "Each job is on one part: pipelines through several parts are not looked at."
 
 
 # What a recommendation shows: the answer with its proof, then the sweep.

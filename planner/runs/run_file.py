@@ -34,7 +34,12 @@ from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import PYTORCH
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.adapters import AdapterMethod, AdapterSpec, resolved
-from meshwright.model_specs.reader import model_from_mapping, read_model, with_twin_facts
+from meshwright.model_specs.reader import (
+    catalog_names,
+    model_from_mapping,
+    read_model,
+    with_twin_facts,
+)
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
 from meshwright.planner.request.executions import FP8_ATTENTION_ON
@@ -633,7 +638,8 @@ def _named_rows(path: Path) -> list[tuple[str, object]]:
     try:
         document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
     except InputError as error:
-        raise InputError(str(error)) from error
+        what = f"{error}; for a model, `plan {path} --cluster ...` says step and memory"
+        raise InputError(what if str(path) in catalog_names() else str(error)) from error
     if {"status", "solver"} <= set(document):
         what = (
             "this is a plan, not a run; `explain`, `report`, `trace` and `traffic` read plans, and "

@@ -294,6 +294,11 @@ def test_fields_that_are_wrong(change: dict[str, Any], message: str) -> None:
         ("gpus: 2024-99-99", "a number or date cannot be read"),
         ("gpus: " + "9" * 5000, "a number or date cannot be read"),
         ("a: \x01", "not valid YAML"),
+        (
+            "levels:\n\t- {name: leaf}",
+            "line 2, column 1: a tab, where lines are indented by spaces",
+        ),
+        ("a: @b", "not valid YAML.*column 4$"),
     ],
 )
 def test_documents_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:

@@ -48,6 +48,7 @@ def test_an_example_parses_and_is_shown(name: str) -> None:
         ("--global-batch", "1e3", "'1e3' is not a whole number: write 1000."),
         ("--tokens", "15T", "'15T' is not a number: write 15e12."),
         ("--reserve-gib", "5GB", "'5GB' is not a number: write its digits alone, without a unit."),
+        ("--reserve-gib", "5G", "'5G' is not a number: write its digits alone, without a unit."),
         ("--gpus", "2x8", "'2x8' is not a whole number: write 16."),
         ("--seq-len", "131,072", "'131,072' is not a whole number: write 131072."),
         ("--seq-len", "1,2", "'1,2' is not a valid integer."),
@@ -67,6 +68,15 @@ def test_a_number_with_a_unit_is_told_in_digits(option: str, value: str, words: 
         ("--batch-size 64", "No such option '--batch-size'. Write --global-batch."),
         ("--max_seq_length 64", "No such option '--max_seq_length'. Write --seq-len."),
         ("--tp 2", "No such option '--tp'. Write --pin tp=N."),
+        ("--tensor-model-parallel-size 2", "Write --pin tp=N."),
+        ("--expert-parallel 2", "Write --pin ep=N."),
+        ("--pp-size 2", "Write --pin pp=N."),
+        ("--gpu 8", "No such option '--gpu'. Did you mean '--gpus'?"),
+        ("--lora", "No such option '--lora'. Write --train lora."),
+        ("--model qwen3-8b", "No such option '--model'. Write it without --model, as MODEL."),
+        ("--train sft", "'sft' is a kind of step: --kind; allowed"),
+        ("--kind lora", "'lora' is what is trained: --train; allowed"),
+        ("--sweep gpus=8,16", "values of one option are joined by +, as in gpus=8+16, got '16'"),
         ("--zero-stage 3", "No such option '--zero-stage'. Write --pin zero_stage=N."),
         (
             "--lora-alpha 32",
@@ -87,6 +97,27 @@ def test_words_of_other_programs_are_told_what_to_write(words: str, message: str
     """`--batch-size` was asked whether `--pack-size` was meant."""
     asked = "plan qwen3-8b --cluster dgx-h100 --gpus 8 --global-batch 8 --seq-len 512"
     result = CliRunner().invoke(cli.main, [*asked.split(), *words.split()])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("clusters", "No such command 'clusters'. Did you mean 'catalog clusters'?"),
+        ("models", "Did you mean 'catalog models'?"),
+        ("version", "Did you mean '--version'?"),
+        ("help plan", "Did you mean '--help'?"),
+        ("train", "Did you mean 'plan'?"),
+        ("plann", "Did you mean 'plan'?"),
+        ("plan qwen3-8b --gpus 8", "Missing option '--cluster'. `catalog clusters` lists names"),
+        ("memory qwen3-8b", "no such file; for a model, `plan qwen3-8b --cluster ...` says step"),
+        ("verify -", "-: standard input is not read: write it to a file first"),
+    ],
+)
+def test_what_is_asked_of_no_command_is_told_where_to_ask(words: str, message: str) -> None:
+    """`version` was asked whether `verify` was meant, `models` whether `model`."""
+    result = CliRunner().invoke(cli.main, words.split())
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
 

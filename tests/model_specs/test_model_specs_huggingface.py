@@ -116,6 +116,8 @@ PUBLISHED = {
     "k-exaone-236b-a23b": 236_571_156_352,  # built; 236B on the model card
     "phi-2": 2_779_683_840,  # built; 2.7B on the model card, 2.78B on the hub
     "phi-3.5-moe": 41_873_153_344,  # built; 41.9B on the hub
+    "sarvam-30b": 32_152_648_064 + 18 * 128,  # built by transformers 5.24, and its routers' biases
+    "sarvam-105b": 106_031_763_456 + 31 * 128,  # likewise
     "solar-open-100b": 102_651_799_552,  # built; 102.6B on the model card
     "stablelm-2-12b": 12_143_185_920,  # built; 12.1B on the model card
     "exaone-3.5-7.8b": 7_818_448_896,
@@ -580,6 +582,20 @@ def test_logits_are_divided_by_more_than_nothing() -> None:
     for scaling in (0, -1.0):
         with pytest.raises(InputError, match="logits_scaling: must be above 0"):
             read(config("granite-3.3-8b") | {"logits_scaling": scaling})
+
+
+def test_sarvam_is_read_by_its_first_names_too() -> None:
+    """As the remote code of sarvam-30b and sarvam-105b wrote their files."""
+    older = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    for name in ("sarvam-30b", "sarvam-105b"):
+        data = config(name)
+        assert read(renamed(data, older)) == read(data)
+    assert read(
+        config("sarvam-30b") | {"attention_bias": None, "use_qkv_bias": True}
+    ).attention_bias
+    scaling = {"factor": 40, "original_max_position_embeddings": 4096}
+    older_rope = read(data | {"rope_scaling": {"type": "deepseek_yarn", **scaling}}).rope
+    assert older_rope == read(data | {"rope_scaling": {"type": "yarn", **scaling}}).rope
 
 
 def test_mellum_lists_its_windows_and_dense_layers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -65,17 +66,34 @@ def random_jobs(chance: random.Random, count: int, **extra: Any) -> list[SizedJo
     return jobs
 
 
-def best_by_enumeration(jobs: list[SizedJob], units: int) -> tuple[int, ...] | None:
+def on_parts(chance: random.Random, jobs: list[SizedJob], parts: int) -> list[SizedJob]:
+    """The same jobs with some of their sizes on further parts too, faster or slower there."""
+    placed = []
+    for one in jobs:
+        sizes = list(one.sizes)
+        for part in range(1, parts):
+            speed = chance.uniform(0.3, 1.5)
+            sizes += [
+                replace(size, part=part, tokens_per_s=speed * size.tokens_per_s)
+                for size in one.sizes
+                if chance.random() < 0.8
+            ]
+        if chance.random() < 0.2 and len(sizes) > len(one.sizes):
+            sizes = sizes[len(one.sizes) :]
+        placed.append(SizedJob(job=one.job, sizes=faster_sizes(sizes)))
+    return placed
+
+
+def best_by_enumeration(jobs: list[SizedJob], units: tuple[int, ...]) -> tuple[int, ...] | None:
     """The lexicographic best of the classes' values over every combination of sizes."""
     classes = sorted({one.job.priority for one in jobs}, reverse=True)
     found: list[tuple[int, ...]] = []
     for choice in product(*[[None, *range(len(one.sizes))] for one in jobs]):
         if any(k is None and not one.job.may_wait for k, one in zip(choice, jobs, strict=True)):
             continue
-        if (
-            sum(one.sizes[k].units for k, one in zip(choice, jobs, strict=True) if k is not None)
-            > units
-        ):
+        sizes = [one.sizes[k] for k, one in zip(choice, jobs, strict=True) if k is not None]
+        used = [sum(size.units for size in sizes if size.part == p) for p in range(len(units))]
+        if any(map(int.__gt__, used, units)):
             continue
         values = [
             0 if k is None else scaled_value(one, k, PARAMS)
@@ -89,15 +107,18 @@ def best_by_enumeration(jobs: list[SizedJob], units: int) -> tuple[int, ...] | N
 def test_jobs_that_do_not_fit_are_told_what_each_takes() -> None:
     jobs = [job("a", {4: 1.0}), job("b", {3: 1.0, 5: 2.0}), job("c", {2: 1.0}, may_wait=True)]
     with pytest.raises(InfeasibleError, match=r"a 4, b 3, in all 7 of 6 free blocks.*max_gpus"):
-        share_throughput(jobs, 6, PARAMS)
-    assert share_throughput(jobs, 7, PARAMS).proven
+        share_throughput(jobs, (6,), PARAMS)
+    assert share_throughput(jobs, (7,), PARAMS).proven
 
 
-def test_throughput_equals_enumeration() -> None:
+@pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_throughput_equals_enumeration(parts: int) -> None:
     chance = random.Random(5)
     answered = 0
     for _ in range(150):
-        jobs, units = random_jobs(chance, chance.randint(1, 5)), chance.randint(1, 12)
+        jobs = random_jobs(chance, chance.randint(1, 5))
+        units = tuple(chance.randint(1, 12 // parts) for _ in range(parts))
+        jobs = on_parts(chance, jobs, parts) if parts > 1 else jobs
         best = best_by_enumeration(jobs, units)
         if best is None:
             with pytest.raises(InfeasibleError, match="do not fit"):
@@ -107,13 +128,14 @@ def test_throughput_equals_enumeration() -> None:
         found = share_throughput(jobs, units, PARAMS)
         assert found.proven
         assert found.value == pytest.approx(sum(best) / PARAMS.value_scale, abs=1e-9)
-        used = [
-            one.sizes[s.size].units
+        sizes = [
+            one.sizes[s.size]
             for one, s in zip(jobs, found.allocations, strict=True)
             if s.size is not None
         ]
-        assert sum(used) <= units
-    assert answered >= 100
+        for part, most in enumerate(units):
+            assert sum(size.units for size in sizes if size.part == part) <= most
+    assert answered >= 90
 
 
 def lateness(jobs: list[SizedJob], runs: dict[int, tuple[int, int, int]]) -> list[int]:
@@ -129,13 +151,14 @@ def lateness(jobs: list[SizedJob], runs: dict[int, tuple[int, int, int]]) -> lis
     return [totals[priority] for priority in sorted(totals, reverse=True)]
 
 
-def best_schedule(jobs: list[SizedJob], units: int, with_due: bool) -> tuple[int, ...]:
+def best_schedule(jobs: list[SizedJob], units: tuple[int, ...], with_due: bool) -> tuple[int, ...]:
     """Lateness where it counts, and the last end: a list schedule in some order is optimal."""
     _, ticks = durations(jobs, PARAMS)
     best: tuple[int, ...] = (10**15,)
     for sizes in product(*[range(len(one.sizes)) for one in jobs]):
-        demand = [jobs[at].sizes[k].units for at, k in enumerate(sizes)]
-        if max(demand) > units:
+        chosen = [jobs[at].sizes[k] for at, k in enumerate(sizes)]
+        demand, place = [size.units for size in chosen], [size.part for size in chosen]
+        if any(size.units > units[size.part] for size in chosen):
             continue
         for order in permutations(range(len(jobs))):
             runs: dict[int, tuple[int, int, int]] = {}
@@ -147,7 +170,13 @@ def best_schedule(jobs: list[SizedJob], units: int, with_due: bool) -> tuple[int
                         *(s for s, _, _ in runs.values() if start < s < start + length),
                     ]
                     if all(
-                        sum(d for s, e, d in runs.values() if s <= m < e) + demand[at] <= units
+                        sum(
+                            d
+                            for other, (s, e, d) in runs.items()
+                            if s <= m < e and place[other] == place[at]
+                        )
+                        + demand[at]
+                        <= units[place[at]]
                         for m in moments
                     ):
                         runs[at] = (start, start + length, demand[at])
@@ -158,17 +187,20 @@ def best_schedule(jobs: list[SizedJob], units: int, with_due: bool) -> tuple[int
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("objective", ["makespan", "deadlines"])
-def test_schedules_equal_enumeration(objective: str) -> None:
+def test_schedules_equal_enumeration(objective: str, parts: int) -> None:
     chance = random.Random(6)
-    for _ in range(60):
+    for _ in range(60 // parts):
         jobs = random_jobs(
             chance,
             chance.randint(1, 3),
             tokens=lambda c: c.uniform(10, 1000),
             deadline_h=lambda c: c.choice([None, c.uniform(0.0001, 0.01)]),
         )
-        units = max(chance.randint(2, 8), *(one.sizes[0].units for one in jobs))
+        jobs = on_parts(chance, jobs, parts) if parts > 1 else jobs
+        fewest = max(one.sizes[0].units for one in jobs)
+        units = tuple(max(chance.randint(2, 8), fewest) for _ in range(parts))
         found = share_over_time(jobs, units, objective, PARAMS)
         tick_s, _ = durations(jobs, PARAMS)
         best = best_schedule(jobs, units, objective == "deadlines")
@@ -181,7 +213,8 @@ def test_schedules_equal_enumeration(objective: str) -> None:
         assert objective == "makespan" or tuple(lateness(jobs, runs)) == best[:-1]
 
 
-def test_a_schedule_keeps_to_the_units_and_to_its_bounds() -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_schedule_keeps_to_the_units_and_to_its_bounds(parts: int) -> None:
     chance = random.Random(8)
     for _ in range(20):
         jobs = random_jobs(
@@ -190,12 +223,14 @@ def test_a_schedule_keeps_to_the_units_and_to_its_bounds() -> None:
             tokens=lambda c: c.uniform(10, 1000),
             deadline_h=lambda c: c.choice([None, c.uniform(0.0001, 0.01)]),
         )
+        jobs = on_parts(chance, jobs, parts) if parts > 1 else jobs
         _, timed = timed_jobs(jobs, PARAMS, with_due=True)
-        found = list_schedule(timed, 8, seed=0, most_runs=500)
+        found = list_schedule(timed, (8,) * parts, seed=0, most_runs=500)
         pairs = list(zip(timed, found.runs, strict=True))
         for moment in (run.start for run in found.runs):
-            running = [job.demands[r.size] for job, r in pairs if r.start <= moment < r.end]
-            assert sum(running) <= 8
+            running = [(job, r.size) for job, r in pairs if r.start <= moment < r.end]
+            for part in range(parts):
+                assert sum(job.demands[k] for job, k in running if job.parts[k] == part) <= 8
         assert all(run.end - run.start == job.ticks[run.size] for job, run in pairs)
         assert all(map(int.__le__, found.bounds, found.values))
 
@@ -221,11 +256,11 @@ def test_leaves_are_dealt_within_what_is_free() -> None:
 
 def test_deadlines_come_before_the_makespan() -> None:
     due, free = job("due", {1: 1.0}, tokens=3600, deadline_h=1), job("free", {2: 1.0}, tokens=7200)
-    found = share_over_time([free, due], 2, "deadlines", PARAMS)
+    found = share_over_time([free, due], (2,), "deadlines", PARAMS)
     assert found.allocations[1].end_s == pytest.approx(3600, rel=1e-3)
     assert found.allocations[0].start_s == pytest.approx(3600, rel=1e-3)
     late = job("late", {1: 1.0}, tokens=7200, deadline_h=1)
-    assert share_over_time([late], 2, "deadlines", PARAMS).value == pytest.approx(7200, rel=1e-3)
+    assert share_over_time([late], (2,), "deadlines", PARAMS).value == pytest.approx(7200, rel=1e-3)
 
 
 def test_a_higher_priority_takes_all_it_can_use() -> None:
@@ -233,7 +268,7 @@ def test_a_higher_priority_takes_all_it_can_use() -> None:
         job("low", {1: 10, 2: 20, 4: 40}, may_wait=True),
         job("high", {1: 10, 3: 12}, priority=1),
     ]
-    shares = share_throughput(jobs, 4, PARAMS).allocations
+    shares = share_throughput(jobs, (4,), PARAMS).allocations
     assert [
         one.sizes[s.size].units for one, s in zip(jobs, shares, strict=True) if s.size is not None
     ] == [1, 3]
@@ -250,7 +285,7 @@ def test_more_room_is_never_worse() -> None:
             )
             for one in jobs
         ]
-        values = [share_throughput(jobs, units, PARAMS).value for units in (3, 6, 12)]
+        values = [share_throughput(jobs, (units,), PARAMS).value for units in (3, 6, 12)]
         assert values == sorted(values)
 
 
@@ -446,6 +481,41 @@ def test_a_job_without_a_plan_does_not_stop_the_others(tmp_path: Path, kept: Pat
     assert "hopeless (infeasible)" in shown.stdout
     assert "2 jobs on" in shown.stdout
     ElementTree.fromstring((tmp_path / "later/gantt.svg").read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_on_a_mixed_cluster_each_job_is_on_one_part(tmp_path: Path, kept: Path) -> None:
+    """GB200 and H100 nodes have unlike numbers of GPUs, so no pipeline runs through both."""
+    parts = [
+        {"cluster": {"base": "dgx-h100", "nodes": [{"name": "h[1-2]"}]}, "name": "old"},
+        {"cluster": "gb200-nvl72", "gpus": 72, "name": "new"},
+    ]
+    pools = tmp_path / "pools.yaml"
+    pools.write_text(yaml.safe_dump({"name": "pools", "parts": parts}), encoding="utf-8")
+    path = tmp_path / "fleet.yaml"
+    jobs = [{**one, "cluster": "pools.yaml"} for one in FLEET["jobs"]]
+    defaults = {**FLEET["defaults"], "pin": "micro_batch=1,cp=1,zero_stage=1,tp=1"}
+    path.write_text(yaml.safe_dump({"defaults": defaults, "jobs": jobs}), encoding="utf-8")
+    line = ["fleet", str(path), "--cluster", str(pools), "--workers", "1", "--cache", str(kept)]
+    done = CliRunner().invoke(main, [*line, "--json", "--busy", "h1", "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    large, fixed = document["jobs"]
+    assert (large["part"], large["gpus"]) == ("new", 72)
+    assert (fixed["part"], fixed["nodes"]) == ("old", ["h2"])
+    assert document["parts"] == [
+        {"name": "old", "gpus_per_unit": 8, "units": 1, "units_used": 1},
+        {"name": "new", "gpus_per_unit": 72, "units": 1, "units_used": 1},
+    ]
+    assert document["gpus_per_unit"] is None
+    plan = yaml.safe_load((tmp_path / "out/plans/fixed/plan.yaml").read_text(encoding="utf-8"))
+    assert [node["name"] for node in plan["inputs"]["cluster"]["nodes"]] == ["h2"]
+    picture = (tmp_path / "out/nodes.svg").read_text(encoding="utf-8")
+    assert "8 or 72 GPUs a square" in picture
+    shown = CliRunner().invoke(main, line).stdout
+    assert "pipelines through several parts are not looked at" in shown
+    for option, value in (("--busy", "h3"), ("--gpus", "8")):
+        assert CliRunner().invoke(main, [*line, option, value]).exit_code == 2
 
 
 @pytest.mark.slow

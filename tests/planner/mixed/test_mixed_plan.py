@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import meshwright
 from meshwright.cli import main
-from meshwright.cluster_specs.reader import is_mixed_cluster, read_mixed_cluster
+from meshwright.cluster_specs.reader import is_mixed_cluster, read_cluster, read_mixed_cluster
 from meshwright.documents import write_files
 from meshwright.errors import ExitCode, InputError
 from meshwright.model_specs.schema import ModelSpec
@@ -195,8 +195,6 @@ def test_what_is_claimed_holds_whenever_the_time_ends(tmp_path: Path) -> None:
         ({"parts": "all"}, "must be a list"),
         ({"parts": [part("dgx-h100")]}, "parts"),
         ({"parts": [part("dgx-h100"), part("nowhere")]}, "nowhere"),
-        ({"parts": [part("dgx-h100"), part("mi300x")]}, "AMD"),
-        ({"parts": [part("dgx-h100"), part("gb200-nvl72")]}, "nodes have"),
         ({"parts": [part("dgx-h100", 12), part("dgx-a100")]}, "whole number"),
         ({"parts": [part("dgx-h100"), part("dgx-h100")]}, "a name of its own"),
         ({"parts": []}, "parts: must have at least 2 entries"),
@@ -212,6 +210,27 @@ def test_files_with_mistakes_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=words):
         read_mixed_cluster(cluster_file(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([part("dgx-h100"), part("mi300x")], r"AMD.*#PART \(dgx-h100, mi300x\)"),
+        ([part("dgx-h100"), part("gb200-nvl72", 72)], "nodes have 4 and 8"),
+        ([{**part("dgx-h100"), "name": f"pool{each}"} for each in range(4)], "3 at most"),
+    ],
+)
+def test_parts_that_no_pipeline_joins_can_be_used_one_by_one(
+    tmp_path: Path, parts: list[dict[str, Any]], words: str
+) -> None:
+    file = cluster_file(tmp_path, parts=parts)
+    with pytest.raises(InputError, match=words):
+        read_mixed_request(model="llama-3-8b", cluster=file, global_batch=64, seq_len=4096)
+    spec = read_mixed_cluster(file)
+    alone = read_cluster(f"{file}#{spec.name_of(1)}")
+    assert (alone.gpus, alone.elastic) == (spec.parts[1].gpus, False)
+    with pytest.raises(InputError, match=r"no such part.*dgx-h100|no such part.*pool0"):
+        read_cluster(f"{file}#nowhere")
 
 
 @pytest.mark.parametrize(

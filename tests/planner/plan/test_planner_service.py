@@ -12,6 +12,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError, InternalError
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.plan.assemble import training_warnings
 from meshwright.planner.plan.best_plan import BestPlan, search_with_buckets
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
@@ -124,6 +125,14 @@ def test_odd_gpu_counts_leave_gpus_idle_and_say_so() -> None:
     assert made.layout is not None
     assert made.layout.tp * made.layout.cp * made.layout.pp * made.layout.dp < 13
     assert any("stay idle" in text for text in made.warnings)
+
+
+def test_a_batch_given_in_tokens_is_doubted() -> None:
+    asked = request(global_batch=2**22, seq_len=4096, pins={"tp": 1, "cp": 1, "pp": 1, "ep": 1})
+    (words,) = [words for words in training_warnings(asked) if "counts sequences" in words]
+    assert words.endswith("a batch of 4,194,304 tokens is one of 1,024")
+    published = replace(asked, global_batch=15_360)
+    assert not any("counts sequences" in words for words in training_warnings(published))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cluster_specs.reader import load_cluster
+from meshwright.frameworks.catalog import framework_named
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.plan import infeasible
@@ -54,6 +55,9 @@ CASES = {
     "long sequences": request(
         model=load_catalog_model("llama-3.2-1b"), framework="fsdp2", gpus=1, seq_len=65536
     ),
+    "a framework without its layers": request(
+        model=load_catalog_model("mamba2-2.7b"), framework="torchtitan", gpus=8
+    ),
     "preferences": request(model=BIG, framework="fsdp2", kind="dpo", gpus=8),
 }
 
@@ -88,6 +92,9 @@ def changed(asked: PlanRequest, sentence: str) -> tuple[PlanRequest, list[PlanRe
         enough = replace(asked, reference=reference[1])
     elif precision := re.match(r"train in (\w+),", sentence):
         enough = replace(asked, precision=precision[1])
+    elif framework := re.match(r"take --framework (\w+), not (\w+)", sentence):
+        assert framework[2] == asked.framework
+        enough = replace(asked, framework=framework_named(framework[1]).name)
     elif sentence.startswith("reserve "):
         enough, less = (
             replace(asked, reserve_gib=number),
@@ -133,6 +140,13 @@ def test_a_batch_that_no_ranks_divide_is_named() -> None:
     assert batches == [60, 80]
     assert "take 60 sequences a step, which the GPUs divide, not 61" in answer.smallest_changes
     assert has_plan(replace(PRIME, global_batch=60))
+
+
+def test_another_framework_is_offered_where_the_rules_of_one_are_broken() -> None:
+    """A rule's remedy named one, and nothing was offered."""
+    answer = fastest_plan(CASES["a framework without its layers"]).infeasible
+    assert answer is not None
+    assert [each.value for each in answer.changes] == ["megatron"]
 
 
 @pytest.mark.parametrize(
