@@ -19,12 +19,9 @@ from benchmarks.fabric import CASES, Case, case_instance
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import MappingProblem
 from meshwright.planner.mapping.slots import MappingSolution
-from meshwright.planner.mapping.spread import SpreadParams, SpreadSolution, least_spread
-from meshwright.planner.mapping.spread_build import BandParams
+from meshwright.planner.mapping.spread import SpreadSolution, least_spread
 
 ROOM = "meshwright.planner.mapping."
-PARAMS = "params"
-"""Names the parameters of the solver among the patches."""
 Patches = dict[str, Any]
 
 MORE_CASES = {
@@ -64,8 +61,8 @@ SPREAD: dict[str, Patches] = {
     "bands": {"spread._Best.bands": _nothing},
     "gathering swaps": {"spread._Best._gathered": lambda self, made, heights: made},
     "exact": {"spread.is_small": lambda problem: False},
-    "orders of pods": {PARAMS: SpreadParams(bands=BandParams(orders=1))},
-    "20 shapes": {PARAMS: SpreadParams(shapes_tried=5)},
+    "orders of pods": {"spread_build.ORDERS_OF_PODS": 1},
+    "20 shapes": {"spread.SHAPES_TRIED": 5},
 }
 STAGES = {"traffic": TRAFFIC, "spread": SPREAD}
 SOLVERS: dict[str, Callable[..., MappingSolution]] = {
@@ -89,17 +86,15 @@ def without(patches: Patches) -> Iterator[None]:
     """The solver with some functions and numbers replaced."""
     with ExitStack() as stack:
         for name, value in patches.items():
-            if name != PARAMS:
-                stack.enter_context(patch(ROOM + name, value))
+            stack.enter_context(patch(ROOM + name, value))
         yield
 
 
 def solved(objective: str, problem: MappingProblem, patches: Patches) -> Result:
     """Solves once."""
-    params = {name: value for name, value in patches.items() if name == PARAMS}
     began = time.process_time()
     with without(patches):
-        solution = SOLVERS[objective](problem, **params)
+        solution = SOLVERS[objective](problem)
     cpu_s = time.process_time() - began
     reach = ""
     if isinstance(solution, SpreadSolution):

@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.rule import (
     AtMost,
+    Condition,
     Divides,
+    Excludes,
     Finding,
     FinishedPlan,
     LayoutTable,
@@ -215,40 +217,25 @@ class MegatronDispatcherDevice(Rule):
         )
 
 
-class MegatronDispatcherReach(Rule):
-    """ep etp <= GPUs of the scale-up domain with DeepEP before Hopper, whose kernels between nodes need it.
+def _is_inside_domains(workload: Workload) -> bool:
+    """Whether the run dispatches with kernels that do not go beyond one domain on its devices."""
+    dispatcher = _flexible(workload)
+    architecture = workload.cluster.device.architecture
+    return dispatcher is not None and architecture not in dispatcher.between
 
-    DeepEP, issues 149 and 234: on Ampere kernels inside a node run, those between nodes are not supported.
-    """
 
-    name = "megatron-dispatcher-reach"
-    unit = "GPUs"
-
-    def applies(self, workload: Workload) -> bool:
-        dispatcher = _flexible(workload)
-        architecture = workload.cluster.device.architecture
-        return dispatcher is not None and architecture not in dispatcher.between
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        members = column(table, "ep") * column(table, "etp")
-        if not self.applies(table.workload):
-            return as_excess(0 * members)
-        return as_excess(members - table.workload.cluster.nvlink_domain)
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        work = plan.workload
-        name, device, domain = work.moe_dispatch, work.cluster.device, work.cluster.nvlink_domain
-        if work.model.moe is None or name not in ("deepep", "hybridep", "ncclep"):
-            return None
-        members = int(plan.layout.expert_group)
-        if device.architecture in ("hopper", "blackwell") or members <= domain:
-            return None
-        return self.finding(
-            value=members,
-            limit=domain,
-            words=f"{name} reaches {domain} GPUs of {device.name}, and {members} ranks share the experts",
-            remedy=f"Dispatch with alltoall, or lower ep to {domain} or less.",
-        )
+MEGATRON_DISPATCHER_REACH = AtMost(
+    name="megatron-dispatcher-reach",
+    sentence="ep etp <= GPUs of the scale-up domain with DeepEP before Hopper, whose kernels between nodes "
+    "need it",
+    unit="GPUs",
+    binds=_is_inside_domains,
+    value=of("ep", "etp"),
+    limit=of(number=lambda work: work.cluster.nvlink_domain),
+    words="{moe_dispatch} reaches {limit} GPUs of {device}, and {value} ranks share the experts",
+    remedy="Dispatch with alltoall, or lower ep to {limit} or less.",
+)
+"""DeepEP, issues 149 and 234: on Ampere kernels inside a node run, those between nodes are not supported."""
 
 
 class MegatronDispatcherRanks(Rule):
@@ -309,37 +296,24 @@ class MegatronDispatcherRanks(Rule):
         )
 
 
-class MegatronAllGather(Rule):
-    """The all-gather dispatcher goes without overlap of expert communication and in 16 bits.
+def _beside_gathers(workload: Workload) -> list[str]:
+    """What the all-gather dispatcher does not go with."""
+    narrow = [f"tokens in {workload.precision}"] if is_narrow(workload) else []
+    return [*(["overlap of expert communication"] if workload.ep_overlap else []), *narrow]
 
-    megatron/core/transformer/transformer_config.py asserts the first, and refuses tokens padded for FP8 and
-    narrower formats (moe_router_padding_for_quantization), as launch files have them.
-    """
 
-    name = "megatron-allgather-dispatcher"
-    unit = "conditions"
-    of_workload = True
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.moe is not None and workload.moe_dispatch == GATHERS
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        work = table.workload
-        broken = int(work.ep_overlap) + int(is_narrow(work)) if self.applies(work) else 0
-        return as_excess(np.full_like(column(table, "tp"), broken))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        work = plan.workload
-        if work.model.moe is None or work.moe_dispatch != "allgather":
-            return None
-        broken = ["overlap of expert communication"] if work.ep_overlap else []
-        if work.precision not in ("bf16", "fp16"):
-            broken.append(f"tokens in {work.precision}")
-        return self.over(
-            value=len(broken),
-            words=f"the all-gather dispatcher does not go with {' and with '.join(broken)}",
-            remedy="Dispatch with alltoall.",
-        )
+MEGATRON_ALL_GATHER = Refuses(
+    name="megatron-allgather-dispatcher",
+    sentence="The all-gather dispatcher goes without overlap of expert communication and in 16 bits",
+    unit="conditions",
+    binds=lambda work: has_experts(work) and work.moe_dispatch == GATHERS,
+    broken=_beside_gathers,
+    joined_by=" and with ",
+    words="the all-gather dispatcher does not go with {broken}",
+    remedy="Dispatch with alltoall.",
+)
+"""megatron/core/transformer/transformer_config.py asserts the first, and refuses tokens padded for FP8 and
+narrower formats (moe_router_padding_for_quantization), as launch files have them."""
 
 
 # How the layers of hybrid models can be cut, and what Megatron-LM runs of them (megatron-core 0.19.2).
@@ -404,45 +378,27 @@ class MambaGroups(Rule):
         )
 
 
-class MegatronTokenPrediction(Rule):
-    """No multi-token prediction beside learned positions, nor beside YaRN outside latent attention.
+def _beside_token_prediction(workload: Workload) -> list[str]:
+    """Position embeddings that Megatron-LM does not have beside multi-token prediction."""
+    model = workload.model
+    if model.attention is not None:
+        return []
+    scaling = model.rope.scaling
+    is_yarn = model.position == "rope" and scaling is not None and scaling.type == "yarn"
+    return ["YaRN"] if is_yarn else ["learned positions"] if model.position == "learned" else []
 
-    megatron/training/arguments.py takes `--mtp-num-layers` with position embeddings `rope` and `none` alone;
-    under latent attention YaRN is a `--rope-type` of the first.
-    """
 
-    name = "megatron-mtp-positions"
-    unit = "conditions"
-    of_workload = True
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.mtp_layers > 0
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        model, broken = table.workload.model, 0
-        if model.mtp_layers and model.attention is None:
-            scaling = model.rope.scaling
-            turns_by_yarn = scaling is not None and scaling.type == "yarn"
-            broken = int(
-                model.position == "learned" or (model.position == "rope" and turns_by_yarn)
-            )
-        return as_excess(np.full_like(column(table, "tp"), broken))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        model = plan.workload.model
-        if not model.mtp_layers or model.attention is not None:
-            return None
-        if model.position == "rope":
-            if model.rope.scaling is None or model.rope.scaling.type != "yarn":
-                return None
-        elif model.position != "learned":
-            return None
-        embeddings = "YaRN" if model.position == "rope" else "learned positions"
-        return self.finding(
-            value=1,
-            words=f"Megatron-LM has no multi-token prediction beside {embeddings}",
-            remedy="Train without the multi-token-prediction modules (mtp_layers: 0), or without YaRN.",
-        )
+MEGATRON_TOKEN_PREDICTION = Refuses(
+    name="megatron-mtp-positions",
+    sentence="No multi-token prediction beside learned positions, nor beside YaRN outside latent attention",
+    unit="conditions",
+    binds=lambda work: work.model.mtp_layers > 0,
+    broken=_beside_token_prediction,
+    words="Megatron-LM has no multi-token prediction beside {broken}",
+    remedy="Train without the multi-token-prediction modules (mtp_layers: 0), or without YaRN.",
+)
+"""megatron/training/arguments.py takes `--mtp-num-layers` with position embeddings `rope` and `none` alone;
+under latent attention YaRN is a `--rope-type` of the first."""
 
 
 class MegatronHybrid(Rule):
@@ -789,57 +745,38 @@ MEGATRON_LATENT_EXPERTS = Refuses(
 # What Megatron-LM asks of attention to positions that an indexer chooses (megatron-core 0.19.2).
 
 
-class MegatronSparseAttention(Rule):
-    """Sparse attention on Hopper or Blackwell, with cp 1, no CUDA graphs, no multi-token prediction.
-
-    cp_comm_type has to be allgather, which is not planned (transformer_config.py). AbsorbedMLA wants sequence
-    parallelism beside tp, recomputes no up-projections in FP8 and reads its weights at 16 bits
-    (experimental_attention_variant/absorbed_mla.py). pretrain_gpt.py asserts against modules of multi-token
-    prediction (megatron/training/models/gpt.py, mtp_block_spec). FlashMLA is for the two architectures
-    (dsa_cudnn_kernels.py), and recipes that use it capture no graphs (Megatron-Bridge,
-    perf_recipes/glm_moe_dsa).
-    """
-
-    name = "megatron-sparse-attention"
-    unit = "conditions"
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.indexer is not None
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        work, tp = table.workload, column(table, "tp")
-        if not self.applies(work):
-            return as_excess(np.zeros_like(tp))
-        narrow = is_narrow(work)
-        of_run = int(work.cuda_graph != "none") + int(bool(work.fp8_params))
-        of_run += int(work.model.mtp_layers > 0)
-        of_run += int(work.cluster.device.architecture not in ("hopper", "blackwell"))
-        recomputed = (column(table, "recompute") & int(Recompute.MLA_UP_PROJECTION)) != 0
-        broken = of_run + (column(table, "cp") > 1) + (recomputed & narrow)
-        return as_excess(broken + ((tp > 1) & (column(table, "sequence_parallel") == 0)))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        work, layout = plan.workload, plan.layout
-        if not self.applies(work):
-            return None
-        architecture, broken = work.cluster.device.architecture, []
-        if work.cuda_graph != "none":
-            broken.append(f"CUDA graphs ({work.cuda_graph})")
-        if work.fp8_params:
-            broken.append("parameters in FP8")
-        if work.model.mtp_layers:
-            broken.append("multi-token prediction")
-        if architecture not in ("hopper", "blackwell"):
-            broken.append(f"kernels for {architecture}")
-        if int(layout.cp) > 1:
-            broken.append(f"cp {int(layout.cp)}")
-        if int(layout.recompute) & Recompute.MLA_UP_PROJECTION and is_narrow(work):
-            broken.append(f"up-projections recomputed in {work.precision}")
-        if int(layout.tp) > 1 and not layout.sequence_parallel:
-            broken.append("tensor parallelism without sequence parallelism")
-        return self.over(
-            value=len(broken),
-            words=f"sparse attention is planned with no {' and no '.join(broken)}",
-            remedy="Set cp to 1 and mtp_layers to 0, on Hopper or Blackwell, without CUDA graphs and FP8 "
-            "parameters; or plan the model with full attention, as deepseek_v3.",
-        )
+MEGATRON_SPARSE_ATTENTION = Excludes(
+    name="megatron-sparse-attention",
+    sentence="Sparse attention on Hopper or Blackwell, with cp 1, no CUDA graphs, no multi-token prediction",
+    unit="conditions",
+    binds=lambda work: work.model.indexer is not None,
+    conditions=(
+        Condition("CUDA graphs ({cuda_graph})", lambda work: work.cuda_graph != "none"),
+        Condition("parameters in FP8", lambda work: bool(work.fp8_params)),
+        Condition("multi-token prediction", lambda work: work.model.mtp_layers > 0),
+        Condition(
+            "kernels for {architecture}",
+            lambda work: work.cluster.device.architecture not in ("hopper", "blackwell"),
+        ),
+        Condition("cp {cp}", when=(When("cp", least=2),)),
+        Condition(
+            "up-projections recomputed in {precision}",
+            is_narrow,
+            (When("recompute", has=int(Recompute.MLA_UP_PROJECTION)),),
+        ),
+        Condition(
+            "tensor parallelism without sequence parallelism",
+            when=(When("tp", least=2), When("sequence_parallel", most=0)),
+        ),
+    ),
+    joined_by=" and no ",
+    words="sparse attention is planned with no {broken}",
+    remedy="Set cp to 1 and mtp_layers to 0, on Hopper or Blackwell, without CUDA graphs and FP8 parameters; "
+    "or plan the model with full attention, as deepseek_v3.",
+)
+"""cp_comm_type has to be allgather, which is not planned (transformer_config.py). AbsorbedMLA wants sequence
+parallelism beside tp, recomputes no up-projections in FP8 and reads its weights at 16 bits
+(experimental_attention_variant/absorbed_mla.py). pretrain_gpt.py asserts against modules of multi-token
+prediction (megatron/training/models/gpt.py, mtp_block_spec). FlashMLA is for the two architectures
+(dsa_cudnn_kernels.py), and recipes that use it capture no graphs (Megatron-Bridge,
+perf_recipes/glm_moe_dsa)."""

@@ -10,7 +10,9 @@ from meshwright.constraints.memory import offload_refuses_recompute
 from meshwright.constraints.rule import (
     AtLeast,
     AtMost,
+    Condition,
     Divides,
+    Excludes,
     Finding,
     FinishedPlan,
     LayoutTable,
@@ -191,12 +193,7 @@ MEGATRON_DELAYED_SCALING = Requires(
     sentence="norms and expert activations not recomputed under delayed scaling of FP8",
     unit="settings",
     binds=_delays_scales,
-    needs=When(
-        "recompute",
-        among=tuple(
-            mask for mask in range(2 * int(max(Recompute))) if not mask & _NEEDS_CURRENT_SCALES
-        ),
-    ),
+    needs=When("recompute", lacks=_NEEDS_CURRENT_SCALES),
     words="norms or expert activations recomputed under delayed scaling",
     remedy="Scale with --fp8-recipe tensorwise, or recompute other modules.",
 )
@@ -369,53 +366,31 @@ _NOT_UNDER_OVERLAP = int(Recompute.FULL | Recompute.EXPERTS)
 """What is not recomputed where compute of another micro-batch hides the expert all-to-all."""
 
 
-class MegatronExpertOverlap(Rule):
-    """Hiding the expert all-to-all needs ep > 1, vpp > 1 with a pipeline and two micro-batches without, no
-    full recomputation, none of whole experts, and at most one MTP module.
-
-    What hides it is the compute of another micro-batch (megatron/core/pipeline_parallel/combined_1f1b.py,
-    combined_1f1b_schedule_for_no_pipelining). Of experts Megatron-Bridge asserts it (its
-    training/comm_overlap.py).
-    """
-
-    name = "megatron-expert-overlap"
-    unit = "conditions"
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.moe is not None and workload.ep_overlap
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        plain = (column(table, "pp") > 1) & (column(table, "vpp") == 1)
-        lone = (column(table, "pp") == 1) & (column(table, "num_micro_batches") == 1)
-        full = (column(table, "recompute") & _NOT_UNDER_OVERLAP) > 0
-        single = column(table, "ep") == 1
-        modules = int(table.workload.model.mtp_layers > 1)
-        broken = plain.astype(np.int64) + lone + full + single + modules
-        return as_excess(broken * self.applies(table.workload))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        layout = plan.layout
-        if plan.workload.model.moe is None or not plan.workload.ep_overlap:
-            return None
-        broken = []
-        if int(layout.ep) == 1:
-            broken.append("ep 1")
-        if plan.workload.model.mtp_layers > 1:
-            broken.append(f"{plan.workload.model.mtp_layers} MTP modules")
-        if int(layout.pp) > 1 and int(layout.vpp) == 1:
-            broken.append(f"pp {layout.pp} without virtual stages")
-        if int(layout.pp) == 1 and int(layout.num_micro_batches) == 1:
-            broken.append("one micro-batch")
-        if int(layout.recompute) // 32 % 2 == 1:
-            broken.append("full recomputation")
-        elif int(layout.recompute) // 128 % 2 == 1:
-            broken.append("recomputation of whole experts")
-        return self.over(
-            value=len(broken),
-            words=f"expert communication cannot overlap under {' and '.join(broken)}",
-            remedy="Set ep and vpp to 2 or more, take more micro-batches, recompute single modules only, or "
-            "turn the overlap off.",
-        )
+MEGATRON_EXPERT_OVERLAP = Excludes(
+    name="megatron-expert-overlap",
+    sentence="Hiding the expert all-to-all needs ep > 1, vpp > 1 with a pipeline and two micro-batches "
+    "without, recomputation of neither layers nor experts in full, and at most one MTP module",
+    unit="conditions",
+    binds=lambda work: has_experts(work) and work.ep_overlap,
+    conditions=(
+        Condition("ep 1", when=(When("ep", most=1),)),
+        Condition("{mtp_layers} MTP modules", lambda work: work.model.mtp_layers > 1),
+        Condition(
+            "pp {pp} without virtual stages", when=(When("pp", least=2), When("vpp", most=1))
+        ),
+        Condition("one micro-batch", when=(When("pp", most=1), When("num_micro_batches", most=1))),
+        Condition("full recomputation", when=(When("recompute", has=int(Recompute.FULL)),)),
+        Condition(
+            "recomputation of whole experts", when=(When("recompute", has=int(Recompute.EXPERTS)),)
+        ),
+    ),
+    words="expert communication cannot overlap under {broken}",
+    remedy="Set ep and vpp to 2 or more, take more micro-batches, recompute single modules only, or turn the "
+    "overlap off.",
+)
+"""What hides it is the compute of another micro-batch (megatron/core/pipeline_parallel/combined_1f1b.py,
+combined_1f1b_schedule_for_no_pipelining). Of experts Megatron-Bridge asserts it (its
+training/comm_overlap.py)."""
 
 
 # Samples that are dealt to ranks one by one: hybrid context parallelism.
@@ -567,7 +542,7 @@ MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_EMERGING_EXPERT_BIAS,
     MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL,
     MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS,
-    MegatronExpertOverlap(),
+    MEGATRON_EXPERT_OVERLAP,
     MEGATRON_FLEX_NEEDS_EXPERT_RANKS,
 )
 MEGATRON_EXECUTION_RULES: tuple[Rule, ...] = (

@@ -13,6 +13,7 @@ from meshwright.constraints.rule import (
     Finding,
     FinishedPlan,
     LayoutTable,
+    Refuses,
     Requires,
     Rule,
     When,
@@ -94,19 +95,23 @@ class HostMemory(Rule):
         return _host_excess(workload, layouts, _even_states(workload, layouts))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        limit = _host_gib(plan.workload)
-        gpus = min(plan.workload.cluster.gpus_per_node, int(plan.layout.gpus))
-        each_gib = float(np.max(offloaded_states_gib(plan.workload, plan.layout, plan.stages)))
-        held_gib = gpus * each_gib
-        return self.over(
-            value=held_gib,
-            limit=limit,
-            words=(
-                f"{gpus} GPUs of a node keep {held_gib:.0f} GiB of optimizer states on their host, "
-                f"{held_gib - limit:.0f} more than the {limit:g} that it has"
-            ),
-            remedy="Offload a smaller share, shard over more ranks, or raise host_memory_gib.",
-        )
+        remedy = "Offload a smaller share, shard over more ranks, or raise host_memory_gib."
+        return _over_host(self, plan, "optimizer states", 0.0, remedy)
+
+
+def _over_host(
+    rule: Rule, plan: FinishedPlan, what: str, inputs_gib: float, remedy: str
+) -> Finding | None:
+    """What a rule finds of a host, on which each GPU keeps optimizer states and so much beside them."""
+    work, layout, limit = plan.workload, plan.layout, _host_gib(plan.workload)
+    gpus = min(work.cluster.gpus_per_node, int(layout.gpus))
+    states_gib = float(np.max(offloaded_states_gib(work, layout, plan.stages)))
+    held_gib = gpus * (inputs_gib + states_gib)
+    words = (
+        f"{gpus} GPUs of a node keep {held_gib:.0f} GiB of {what} on their host, "
+        f"{held_gib - limit:.0f} more than the {limit:g} that it has"
+    )
+    return rule.over(value=held_gib, limit=limit, words=words, remedy=remedy)
 
 
 def _even_states(workload: Workload, layouts: Layout) -> Floats:
@@ -356,79 +361,33 @@ def has_mamba(model: ModelSpec) -> bool:
     return model.hybrid_pattern is not None or model.mamba_beside_attention
 
 
-def offload_refuses(workload: Workload) -> int:
-    """How many conditions the offloaded modules of a workload break, whatever the layout.
-
-    Parameters
-    ----------
-    workload : Workload
-        With its modules and CUDA graphs.
-
-    Returns
-    -------
-    int
-    """
-    if not offloads_any(workload):
-        return 0
+def _beside_offloaded_modules(workload: Workload) -> list[str]:
+    """What the offloaded modules of a workload do not go with, whatever the layout."""
     model, modules = workload.model, workload.offload_modules.split("+")
-    return sum(
-        (
-            not has_modules(model, [name for name in modules if name in _EXPERT_MODULES]),
-            not has_modules(model, [name for name in modules if name not in _EXPERT_MODULES]),
-            has_mamba(model),
-            workload.cuda_graph == "full",
-        )
-    )
+    by_words = {
+        "a model without experts": model.moe is None and not {*modules}.isdisjoint(_EXPERT_MODULES),
+        "linear or sparse attention": "core_attn" in modules
+        and (model.linear_layers > 0 or model.indexer is not None),
+        "Mamba blocks": has_mamba(model),
+        "a CUDA graph of the whole step": workload.cuda_graph == "full",
+        "Megatron's modules": workload.offload_modules in OFFLOADED_INPUTS,
+    }
+    return [words for words, is_so in by_words.items() if is_so]
 
 
-class MegatronOffloadedModules(Rule):
-    """Offloaded are modules of experts where there are experts, and of attention where every layer attends
-    alike; no CUDA graph holds the whole step, and no layer is a Mamba block.
-
-    In a graph of the whole step Megatron asks for a cap on copies under way, which has no price here
-    (megatron/core/transformer/transformer_config.py, fine_grained_offloading_max_inflight_offloads).
-    """
-
-    name = "megatron-offloaded-modules"
-    unit = "conditions"
-    of_workload = True
-
-    def applies(self, workload: Workload) -> bool:
-        return offloads_any(workload)
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        broken = offload_refuses(table.workload)
-        return as_excess(np.full_like(column(table, "tp"), broken))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        work, model = plan.workload, plan.workload.model
-        modules = work.offload_modules.split("+")
-        if modules == ["none"]:
-            return None
-        broken = []
-        if model.moe is None and ("expert_fc1" in modules or "moe_act" in modules):
-            broken.append("a model without experts")
-        if "core_attn" in modules and (model.linear_layers > 0 or model.indexer is not None):
-            broken.append("linear or sparse attention")
-        if model.hybrid_pattern is not None or model.mamba_beside_attention:
-            broken.append("Mamba blocks")
-        if work.cuda_graph == "full":
-            broken.append("a CUDA graph of the whole step")
-        if work.offload_modules in OFFLOADED_INPUTS:
-            broken.append("Megatron's modules")
-        return self.over(
-            value=len(broken),
-            words=f"offloading {' '.join(modules)} does not go with {' and '.join(broken)}",
-            remedy="Offload other modules or nothing, or capture attention and router only.",
-        )
-
-
-def _masks_with(needed: Recompute) -> tuple[int, ...]:
-    return tuple(mask for mask in range(2 * int(max(Recompute))) if mask & int(needed))
-
-
-def _masks_without(refused: Recompute) -> tuple[int, ...]:
-    return tuple(mask for mask in range(2 * int(max(Recompute))) if not mask & int(refused))
+MEGATRON_OFFLOADED_MODULES = Refuses(
+    name="megatron-offloaded-modules",
+    sentence="Offloaded are modules of experts where there are experts, and of attention where every layer "
+    "attends alike; no CUDA graph holds the whole step, and no layer is a Mamba block",
+    unit="conditions",
+    binds=offloads_any,
+    broken=_beside_offloaded_modules,
+    joined_by=" and ",
+    words="offloading {offload_modules} does not go with {broken}",
+    remedy="Offload other modules or nothing, or capture attention and router only.",
+)
+"""In a graph of the whole step Megatron asks for a cap on copies under way, which has no price here
+(megatron/core/transformer/transformer_config.py, fine_grained_offloading_max_inflight_offloads)."""
 
 
 MEGATRON_OFFLOAD_RECOMPUTE = Requires(
@@ -436,7 +395,7 @@ MEGATRON_OFFLOAD_RECOMPUTE = Requires(
     sentence="no full recomputation where activations are offloaded",
     unit="settings",
     binds=offloads_any,
-    needs=When("recompute", among=_masks_without(Recompute.FULL)),
+    needs=When("recompute", lacks=int(Recompute.FULL)),
     words="activations offloaded of layers that are recomputed in full",
     remedy="Recompute single modules, or offload nothing.",
 )
@@ -447,7 +406,7 @@ MEGATRON_OFFLOAD_UP_PROJECTION = Requires(
     sentence="MLA's up-projection not recomputed where core_attn is offloaded",
     unit="settings",
     binds=lambda work: offloads(work, "core_attn"),
-    needs=When("recompute", among=_masks_without(Recompute.MLA_UP_PROJECTION)),
+    needs=When("recompute", lacks=int(Recompute.MLA_UP_PROJECTION)),
     words="queries, keys and values offloaded that are recomputed as well",
     remedy="Do not recompute mla_up_proj, or offload other modules.",
 )
@@ -497,7 +456,7 @@ OFFLOAD_RECOMPUTED = Requires(
     sentence="full recomputation where inputs of layers are offloaded",
     unit="settings",
     binds=offloads_inputs,
-    needs=When("recompute", among=_masks_with(Recompute.FULL)),
+    needs=When("recompute", has=int(Recompute.FULL)),
     words="inputs of layers offloaded that are not recomputed in full",
     remedy="Recompute every layer, or offload nothing.",
 )
@@ -538,25 +497,15 @@ class HostInputs(Rule):
         return _host_excess(workload, layouts, inputs + _even_states(workload, layouts))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        work, layout, limit = plan.workload, plan.layout, _host_gib(plan.workload)
+        work, layout = plan.workload, plan.layout
         if not self.applies(work):
             return None
-        gpus = min(work.cluster.gpus_per_node, int(layout.gpus))
         tokens = work.seq_len * int(layout.micro_batch) * work.step_kind.sequences // int(layout.cp)
         layers = sum(sum(rank) for rank in plan.stages)
         shards = int(layout.tp) if layout.sequence_parallel else 1
         inputs_gib = layers * tokens * 2 * work.model.hidden / shards / GIB
-        states_gib = float(np.max(offloaded_states_gib(work, layout, plan.stages)))
-        held_gib = gpus * (inputs_gib + states_gib)
-        return self.over(
-            value=held_gib,
-            limit=limit,
-            words=(
-                f"{gpus} GPUs of a node keep {held_gib:.0f} GiB of inputs and states on their host, "
-                f"{held_gib - limit:.0f} more than the {limit:g} that it has"
-            ),
-            remedy="Lower micro_batch, raise cp, offload less, or raise host_memory_gib.",
-        )
+        remedy = "Lower micro_batch, raise cp, offload less, or raise host_memory_gib."
+        return _over_host(self, plan, "inputs and states", inputs_gib, remedy)
 
 
 OFFLOADED_PARAMETERS_ZERO = Requires(
@@ -579,7 +528,7 @@ INPUT_OFFLOAD_RULES: tuple[Rule, ...] = (
 
 
 MEGATRON_ACTIVATION_RULES: tuple[Rule, ...] = (
-    MegatronOffloadedModules(),
+    MEGATRON_OFFLOADED_MODULES,
     MEGATRON_OFFLOAD_RECOMPUTE,
     MEGATRON_OFFLOAD_UP_PROJECTION,
     MEGATRON_OFFLOAD_EXPERTS,

@@ -55,9 +55,9 @@ FRAMEWORK_RULES: dict[str, Rule] = {
     for rule in (
         *megatron.MEGATRON_RULES,
         layers.MegatronDispatcherDevice(),
-        layers.MegatronDispatcherReach(),
+        layers.MEGATRON_DISPATCHER_REACH,
         layers.MegatronDispatcherRanks(),
-        layers.MegatronAllGather(),
+        layers.MEGATRON_ALL_GATHER,
         *megatron.MEGATRON_EXECUTION_RULES,
         *megatron.MEGATRON_DEALT_RULES,
         *fabric.MEGATRON_GROUP_RULES,
@@ -70,8 +70,8 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         layers.UNFUSED_IN_CONTEXT,
         layers.HierarchicalContext(),
         layers.MegatronHybrid(),
-        layers.MegatronTokenPrediction(),
-        layers.MegatronSparseAttention(),
+        layers.MEGATRON_TOKEN_PREDICTION,
+        layers.MEGATRON_SPARSE_ATTENTION,
         layers.MEGATRON_LATENT_EXPERTS,
         frameworks.ENCODER_CONTEXT,
         frameworks.ENCODER_HEADS,
@@ -104,20 +104,17 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
     if precisions is not None:
         rules.append(precisions)
     rules.append(frameworks.allowed_optimizers(framework))
-    if frameworks.DELTA_NET not in framework.linear_attention:
-        rules.append(frameworks.no_linear_attention(framework))
-    if framework.linear_attention.keys() < LINEAR_TITLES.keys():
-        rules.append(frameworks.other_linear_attention(framework))
-    if framework.sparse_attention is None:
-        rules.append(frameworks.no_sparse_attention(framework))
-    if framework.hybrid_layers is None:
-        rules.append(frameworks.no_hybrid_layers(framework))
-    if framework.latent_experts is None:
-        rules.append(frameworks.no_latent_experts(framework))
-    if framework.window_heads is None:
-        rules.append(frameworks.no_window_heads(framework))
-    if framework.recompute_amount is None:
-        rules.append(frameworks.WholeModelRecompute(framework))
+    linear = framework.linear_attention
+    lacking = (
+        (frameworks.no_linear_attention, frameworks.DELTA_NET not in linear),
+        (frameworks.other_linear_attention, linear.keys() < LINEAR_TITLES.keys()),
+        (frameworks.no_sparse_attention, framework.sparse_attention is None),
+        (frameworks.no_hybrid_layers, framework.hybrid_layers is None),
+        (frameworks.no_latent_experts, framework.latent_experts is None),
+        (frameworks.no_window_heads, framework.window_heads is None),
+        (frameworks.WholeModelRecompute, framework.recompute_amount is None),
+    )
+    rules += [rule_of(framework) for rule_of, lacks in lacking if lacks]
     return tuple(rules)
 
 

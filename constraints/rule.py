@@ -7,6 +7,7 @@ Kinds of rules: a rule of one of these kinds is its sentence, its numbers and it
     AtLeast    value >= limit
     Equals     value = to
     Requires   a condition holds wherever others do
+    Excludes   none of some conditions holds
     Refuses    no layout of a workload
 
 Number, divisor, value and limit are `Product`s of fields of the layout and of a number of the workload. Each
@@ -216,12 +217,18 @@ ONE = of(number=1)
 
 @dataclass(frozen=True)
 class When:
-    """A condition on one field of the layout: it lies in a range, or among some values."""
+    """A condition on one field of the layout: it lies in a range, or among some values, or as a mask of bits
+    it has some and lacks others.
+    """
 
     name: str
     least: int = 0
     most: int = np.iinfo(np.int64).max
     among: tuple[int, ...] | None = None
+    has: int = 0
+    """Bits of which one at least is set, where any are named."""
+    lacks: int = 0
+    """Bits of which none is."""
 
 
 def every_workload(workload: Workload) -> bool:
@@ -234,8 +241,8 @@ def every_workload(workload: Workload) -> bool:
 class DeclaredRule(Rule):
     """What rules of all kinds state.
 
-    `words` and `remedy` are format strings. They may name every field of the layout, `optimizer` and
-    `precision` of the workload, and the numbers of the kind.
+    `words` and `remedy` are format strings. They may name every field of the layout, what `_words_of` has of
+    the workload, and the numbers of the kind.
     """
 
     name: str
@@ -372,6 +379,46 @@ class Requires(DeclaredRule):
         return None if _true_of_one(self.needs, plan.layout) else {"value": 1, "limit": 0}
 
 
+@dataclass(frozen=True)
+class Condition:
+    """What a rule excludes, in words as those of a rule: it holds for some workloads, on some layouts."""
+
+    words: str
+    binds: Callable[[Workload], bool] = every_workload
+    when: tuple[When, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excludes(DeclaredRule):
+    """None of some conditions holds. Words may name those that do, {broken}; the value is their number."""
+
+    conditions: tuple[Condition, ...]
+    joined_by: str = " and "
+
+    def fields_read(self) -> frozenset[str]:
+        named = (condition.name for each in self.conditions for condition in each.when)
+        return super().fields_read().union(named)
+
+    def _over(self, table: LayoutTable) -> IntArray:
+        over = np.zeros_like(column(table, "tp"))
+        for each in self.conditions:
+            if each.binds(table.workload):
+                parts = [_true_of_each(condition, table) for condition in each.when]
+                over = over + np.logical_and.reduce(parts)
+        return over
+
+    def _broken(self, plan: FinishedPlan) -> dict[str, int | str] | None:
+        broken = [
+            each.words.format(**_words_of(plan))
+            for each in self.conditions
+            if each.binds(plan.workload)
+            and all(_true_of_one(condition, plan.layout) for condition in each.when)
+        ]
+        if not broken:
+            return None
+        return {"value": len(broken), "limit": 0, "broken": self.joined_by.join(broken)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Refuses(DeclaredRule):
     """No layout is allowed of a workload that it binds and in which it finds something `broken`.
@@ -383,6 +430,7 @@ class Refuses(DeclaredRule):
     of_workload: ClassVar[bool] = True
     broken: Callable[[Workload], Sequence[str]] = lambda _: ("",)
     """What of a workload is refused, in words."""
+    joined_by: str = ", "
 
     def applies(self, workload: Workload) -> bool:
         return self.binds(workload) and len(self.broken(workload)) > 0
@@ -394,7 +442,7 @@ class Refuses(DeclaredRule):
         broken = self.broken(plan.workload)
         if not broken:
             return None
-        return {"value": len(broken), "limit": 0, "broken": ", ".join(broken)}
+        return {"value": len(broken), "limit": 0, "broken": self.joined_by.join(broken)}
 
 
 def _of_each(product: Product, table: LayoutTable) -> IntArray:
@@ -410,7 +458,12 @@ def _true_of_each(condition: When, table: LayoutTable) -> NDArray[np.bool_]:
     values = column(table, condition.name)
     if condition.among is not None:
         return is_among(values, condition.among)
-    return (values >= condition.least) & (values <= condition.most)
+    is_true: NDArray[np.bool_] = (values >= condition.least) & (values <= condition.most)
+    if condition.has:
+        is_true &= (values & condition.has) != 0
+    if condition.lacks:
+        is_true &= (values & condition.lacks) == 0
+    return is_true
 
 
 def _of_one(product: Product, plan: FinishedPlan) -> int:
@@ -426,7 +479,12 @@ def _true_of_one(condition: When, layout: Layout) -> bool:
     value = int(getattr(layout, condition.name))
     if condition.among is not None:
         return any(value == allowed for allowed in condition.among)
-    return condition.least <= value <= condition.most
+    bits = {1 << place for place, digit in enumerate(f"{value:b}"[::-1]) if digit == "1"}
+    has, lacks = (
+        {bit for bit in bits if mask // bit % 2} for mask in (condition.has, condition.lacks)
+    )
+    in_range = condition.least <= value <= condition.most
+    return in_range and not lacks and (not condition.has or len(has) > 0)
 
 
 def _words_of(plan: FinishedPlan) -> dict[str, int | str]:
@@ -437,4 +495,10 @@ def _words_of(plan: FinishedPlan) -> dict[str, int | str]:
     words["schedule"] = traits(int(plan.layout.schedule)).name
     words["optimizer"] = plan.workload.optimizer
     words["precision"] = plan.workload.precision
+    words["cuda_graph"] = plan.workload.cuda_graph
+    words["offload_modules"] = plan.workload.offload_modules.replace("+", " ")
+    words["moe_dispatch"] = plan.workload.moe_dispatch
+    words["device"] = plan.workload.cluster.device.name
+    words["architecture"] = plan.workload.cluster.device.architecture
+    words["mtp_layers"] = plan.workload.model.mtp_layers
     return words

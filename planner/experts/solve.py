@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING
@@ -357,7 +357,7 @@ def search_budget(rows: Rows, count: int, effort: PlacementEffort) -> SearchBudg
 def improve_rows(rows: Rows, state: State, effort: PlacementEffort) -> None:
     """The search, first on all unsolved rows, then more of it on those that stay so; changes `state`."""
     split_gpu_pairs(rows, state, effort.gap)
-    for step in (_search_limits, _search_counts):
+    for step in (search_limits, partial(search_counts, seed=effort.seed)):
         unsolved = state.unsolved(rows, effort.gap * BALANCE.search_share)
         if not len(unsolved) or is_over():
             return
@@ -368,40 +368,26 @@ def improve_rows(rows: Rows, state: State, effort: PlacementEffort) -> None:
             count = min(2 * crew.workers, len(unsolved))
             parts = [unsolved[i::count] for i in range(count)]
         jobs = [
-            _Job(
-                rows=rows.take(part),
-                state=State(state.slots[part], state.value[part], state.bound[part]),
-                gap=effort.gap,
-                budget=budget,
-                seed=effort.seed,
-            )
+            (rows.take(part), State(state.slots[part], state.value[part], state.bound[part]))
             for part in parts
         ]
-        for part, result in zip(parts, crew.map(step, jobs), strict=True):
+        bettered = crew.map(partial(_bettered, step, effort.gap, budget), jobs)
+        for part, result in zip(parts, bettered, strict=True):
             state.slots[part] = result.slots
             state.value[part] = result.value
             state.bound[part] = result.bound
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """Rows for one process."""
-
-    rows: Rows
-    state: State
-    gap: float
-    budget: SearchBudget
-    seed: int
-
-
-def _search_limits(job: _Job) -> State:
-    search_limits(job.rows, job.state, job.gap, job.budget)
-    return job.state
-
-
-def _search_counts(job: _Job) -> State:
-    search_counts(job.rows, job.state, job.gap, job.budget, job.seed)
-    return job.state
+def _bettered(
+    step: Callable[[Rows, State, float, SearchBudget], None],
+    gap: float,
+    budget: SearchBudget,
+    job: tuple[Rows, State],
+) -> State:
+    """The state of some rows after a step of the search, in whichever process that is."""
+    rows, state = job
+    step(rows, state, gap, budget)
+    return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,8 +397,6 @@ class _Task:
     below: float
     covers: bool
     """Whether the counts allowed are all there are, so that the solver's bound is the layer's."""
-    work: float
-    seed: int
 
 
 def close_gaps(rows: Rows, state: State, effort: PlacementEffort, share: float) -> None:
@@ -426,8 +410,11 @@ def close_gaps(rows: Rows, state: State, effort: PlacementEffort, share: float) 
     if not unsolved:
         return
     work = total / len(unsolved)
-    tasks = [_task(rows, state, row, work=work, seed=effort.seed) for row in unsolved]
-    for row, task, packing in zip(unsolved, tasks, _run(tasks, effort.crew), strict=True):
+    tasks = [_task(rows, state, row) for row in unsolved]
+    few = sum(task is not None for task in tasks) < 4
+    crew = Crew(1) if few or effort.crew is None else effort.crew
+    packings = crew.map(partial(_solve, work, effort.seed), tasks)
+    for row, task, packing in zip(unsolved, tasks, packings, strict=True):
         if task is None or packing is None:
             continue
         if task.covers:
@@ -438,7 +425,7 @@ def close_gaps(rows: Rows, state: State, effort: PlacementEffort, share: float) 
                 state.bound[row] = max(state.bound[row], state.value[row] * (1 - LOAD_ROUNDING))
 
 
-def _task(rows: Rows, state: State, row: int, *, work: float, seed: int) -> _Task | None:
+def _task(rows: Rows, state: State, row: int) -> _Task | None:
     """Counts as free as the model's size allows; None where even fixed counts are too large a model."""
     experts = rows.loads.shape[2]
     hint = state.slots[row]
@@ -464,20 +451,13 @@ def _task(rows: Rows, state: State, row: int, *, work: float, seed: int) -> _Tas
             layer = replace(layer, least_replicas=counts, most_replicas=counts)
     if literals(layer) > MOST_LITERALS:
         return None
-    below = float(state.value[row])
-    return _Task(layer=layer, hint=hint, below=below, covers=covers, work=work, seed=seed)
+    return _Task(layer=layer, hint=hint, below=float(state.value[row]), covers=covers)
 
 
-def _run(tasks: list[_Task | None], crew: Crew | None) -> list[ExactPacking | None]:
-    if crew is None or sum(task is not None for task in tasks) < 4:
-        return [_solve(task) for task in tasks]
-    return crew.map(_solve, tasks)
-
-
-def _solve(task: _Task | None) -> ExactPacking | None:
+def _solve(work: float, seed: int, task: _Task | None) -> ExactPacking | None:
     if task is None or is_over():
         return None
-    return solve_exactly(task.layer, task.hint, task.below, work=task.work, seed=task.seed)
+    return solve_exactly(task.layer, task.hint, task.below, work=work, seed=seed)
 
 
 # Routing groups kept whole on a node: first which groups share one, then each node as its own packing.

@@ -221,22 +221,18 @@ Degrees = tuple[tuple[int, int, int, int], int, int]
 """(degrees of `AXES`, etp, ep)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountedParams:
-    """How many mappings of a layout are counted."""
-
-    most: int = 96
-    """On few GPUs."""
-    most_ranks: int = 20_000
-    """Ranks of all of them together, beyond the fewest."""
-    fewest: int = 6
-    counted_at_once: int = 200_000
-    """Ranks times levels of mappings whose members are counted together."""
-    most_in_full: int = 500
-    """Orders of tensor groups on nodes that are all counted, where there are no more."""
+# How many mappings of a layout are counted.
 
 
-DEFAULT_COUNTED = CountedParams()
+MOST_COUNTED = 96
+"""On few GPUs."""
+MOST_COUNTED_RANKS = 20_000
+"""Ranks of all of them together, beyond the fewest."""
+FEWEST_COUNTED = 6
+COUNTED_AT_ONCE = 200_000
+"""Ranks times levels of mappings whose members are counted together."""
+MOST_IN_FULL = 500
+"""Orders of tensor groups on nodes that are all counted, where there are no more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -375,19 +371,19 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
     world = int(layout.gpus)
     if int((free.free // tp).sum()) * tp < world:
         return None
-    blocks, params = free.blocks(world), DEFAULT_COUNTED
-    limit = max(params.fewest, min(params.most, params.most_ranks // world))
+    blocks = free.blocks(world)
+    limit = max(FEWEST_COUNTED, min(MOST_COUNTED, MOST_COUNTED_RANKS // world))
     orders: dict[bytes, IntArray] = {}
     every = None
     if cluster.nvlink_domain <= cluster.gpus_per_node:
-        every = free.every_order(tp, world // tp, world, params.most_in_full)
+        every = free.every_order(tp, world // tp, world, MOST_IN_FULL)
         limit = limit if every is None else len(every)
     for gpus in _rank_orders(cluster, layout) if every is None else every:
         orders.setdefault(blocks[:, gpus].tobytes(), gpus)
         if len(orders) >= limit:
             break
     by_reach: dict[tuple[int, ...], tuple[dict[str, IntArray], IntArray]] = {}
-    for each in _chunks(list(orders.values()), params.counted_at_once // blocks.size):
+    for each in _chunks(list(orders.values()), COUNTED_AT_ONCE // blocks.size):
         where = blocks[:, np.stack(each)].transpose(1, 0, 2)
         members = members_by_level(where, (tp, cp, dp, pp), etp, ep)
         of_priced = np.concatenate([members[name] for name in priced], axis=1).tolist()
@@ -646,25 +642,21 @@ Row = tuple[int, ...]
 """Members in the block of each level, of each kind of `ASKED` in turn, level by level."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReachParams:
-    """How much is asked. Work is CP-SAT's deterministic time, about seconds on an idle core."""
-
-    question_work: float = 0.5
-    """For one question."""
-    patient_work: float = 6.0
-    """For one that all else waits for."""
-    all_work: float = 12.0
-    """For all questions about the same degrees, with what it takes to write them down."""
-    work_of_a_variable: float = 5e-5
-    """To write it down, with its rows."""
-    most_variables: int = 6_000
-    """Tensor groups times nodes, or groups times blocks, in one question."""
-    most_joint_rows: int = 400
-    """Rows that are looked at before there is a question."""
+# How much is asked. Work is CP-SAT's deterministic time, about seconds on an idle core.
 
 
-DEFAULT_REACH = ReachParams()
+QUESTION_WORK = 0.5
+"""For one question."""
+PATIENT_WORK = 6.0
+"""For one that all else waits for."""
+ALL_WORK = 12.0
+"""For all questions about the same degrees, with what it takes to write them down."""
+WORK_OF_A_VARIABLE = 5e-5
+"""To write it down, with its rows."""
+MOST_VARIABLES = 6_000
+"""Tensor groups times nodes, or groups times blocks, in one question."""
+MOST_JOINT_ROWS = 400
+"""Rows that are looked at before there is a question."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -689,8 +681,8 @@ class _Kind:
 class KindsReach:
     """What is known of the mappings of layouts with the same degrees."""
 
-    def __init__(self, cluster: ClusterSpec, key: Degrees, params: ReachParams) -> None:
-        self._params, self._work_left = params, params.all_work
+    def __init__(self, cluster: ClusterSpec, key: Degrees) -> None:
+        self._work_left = ALL_WORK
         self._degrees, self._etp, self._ep = key
         self._free = free_gpus_of(cluster)
         layout = layout_of(key)
@@ -715,7 +707,7 @@ class KindsReach:
     @cached_property
     def can_be_asked(self) -> bool:
         """Whether tensor groups lie in nodes, nodes in one block each, and a model is not too large."""
-        return self.lie_in_nodes and self._variables <= self._params.most_variables
+        return self.lie_in_nodes and self._variables <= MOST_VARIABLES
 
     @cached_property
     def lie_in_nodes(self) -> bool:
@@ -769,7 +761,7 @@ class KindsReach:
         """The GPU of every rank under a mapping that reaches as far as a row everywhere; None where there is
         none, or none was found: `is_impossible` tells the two apart.
         """
-        work = self._params.patient_work if patiently else self._params.question_work
+        work = PATIENT_WORK if patiently else QUESTION_WORK
         wanted = np.array(row, dtype=np.int64)
         fits = [pair for pair in self._known if np.all(pair[0] >= wanted)]
         if fits:
@@ -800,7 +792,7 @@ class KindsReach:
         exchanges and by blocks with whole pipelines. Parts of pipelines, which have no price, are left out.
         """
         by_exchange, by_chain = self._rows_of_exchanges(), self._rows_of_chains()
-        if len(by_exchange) * len(by_chain) > self._params.most_joint_rows:
+        if len(by_exchange) * len(by_chain) > MOST_JOINT_ROWS:
             by_chain = [self.row(self.most)]
         exchanges = np.array(by_exchange, dtype=np.int64)[:, None]
         table = np.minimum(exchanges, np.array(by_chain, dtype=np.int64)[None])
@@ -1014,7 +1006,7 @@ class KindsReach:
         solver = repeatable_solver(work=min(work, self._work_left), deadline=self.deadline)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
-        self._work_left -= self._params.work_of_a_variable * self._variables
+        self._work_left -= WORK_OF_A_VARIABLE * self._variables
         if status == cp_model.INFEASIBLE:
             return None, True
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -1171,4 +1163,4 @@ def cover_of(cluster: ClusterSpec, layout: Layout) -> Cover:
 
 @lru_cache(maxsize=512)
 def _cover(same: SameCluster, key: Degrees) -> Cover:
-    return Cover(KindsReach(same.cluster, key, DEFAULT_REACH))
+    return Cover(KindsReach(same.cluster, key))

@@ -4,8 +4,8 @@ A step has two phases: the micro-batches, in which tensor, context, expert and p
 synchronisation of gradients and parameters, which may run beside the last micro-batch (all of them with
 ZeRO-3) and then alone. Groups that are active in one phase share the links, so their bytes add up.
 
-At every level two kinds of cuts: the up-link of each sub-block, and the two halves of each block, by maximum
-flow over the fabric's graph. The busiest of each kind stands for its level.
+At every level two kinds of cuts: the up-link of each sub-block, and the two halves of each block, by
+their minimum cut. The busiest of each kind stands for its level.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Literal
 import numpy as np
 
 from meshwright.cluster_specs.allocation import FabricLevels, Place, allocated_places, full_levels
-from meshwright.cluster_specs.graph import (
+from meshwright.cluster_specs.links import (
     Joint,
     Outline,
     halves_cut_gb_per_s,
-    node_graph,
+    listed_fabric,
+    listed_joints,
     outline_of,
 )
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -139,7 +140,7 @@ class _NodesInUse:
 def rank_positions(cluster: ClusterSpec, places: Sequence[Place]) -> RankPositions:
     """The levels that a mapping touches; `places[r]` is the GPU of rank r.
 
-    Links are those of `node_graph` where nodes are listed with their leaves, of `fabric_graph` otherwise.
+    Links are those of `listed_fabric` where nodes are listed with their leaves, of `outline_of` otherwise.
     """
     return _rank_positions(SameCluster(cluster), tuple(map(tuple, places)))
 
@@ -194,17 +195,13 @@ def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
 
 
 def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
-    graph, levels = node_graph(cluster), full_levels(cluster)
+    fabric, joints, levels = listed_fabric(cluster), listed_joints(cluster), full_levels(cluster)
     used = sorted({node for node, _ in places})
     index = {node: index for index, node in enumerate(used)}
     names = [cluster.nodes[node].name for node in used]
-    up: dict[str, float] = graph.graph["up_gb_per_s"]
-    joints: tuple[Joint, ...] = graph.graph["joints"]
-    paths = []
-    for name in names:
-        path: tuple[str, ...] = graph.nodes[name]["path"]
-        # A node without a leaf stands for its own blocks.
-        paths.append([*[name] * (1 + len(joints) - len(path)), *path])
+    # A node without a leaf stands for its own blocks.
+    alone = {name: [name] * (1 + len(joints) - len(fabric.paths[name])) for name in names}
+    paths = [[*alone[name], *fabric.paths[name]] for name in names]
     outer = []
     for step, depth in enumerate(_outer_depths(cluster, levels, len(joints))):
         subs = list(dict.fromkeys(path[step] for path in paths))
@@ -219,7 +216,7 @@ def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
                 joint=joints[step],
                 sub=np.array([number[path[step]] for path in paths], dtype=np.int64),
                 block=np.array([blocks[path[step + 1]] for path in paths], dtype=np.int64),
-                links_gb_per_s=np.array([up[name] for name in subs]),
+                links_gb_per_s=np.array([fabric.up_gb_per_s[name] for name in subs]),
                 name_of=_listed_name(subs),
             )
         )
@@ -301,7 +298,7 @@ def _outside(in_use: _NodesInUse) -> list[LevelPositions]:
 
 
 def _shown(vertex: str) -> str:
-    """A block of `node_graph` in words: leaf/pod-1/leaf-a is leaf-a of pod-1."""
+    """A block of `listed_fabric` in words: leaf/pod-1/leaf-a is leaf-a of pod-1."""
     kind, _, rest = vertex.partition("/")
     pod, parted, leaf = rest.partition("/")
     if kind == "leaf" and parted:
@@ -777,7 +774,7 @@ def _busiest_uplink(use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s
 def _busiest_halves(
     c: Context, use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s: float
 ) -> list[CutUse]:
-    """The block whose halves are busiest; the sum of links finds it, the graph has the cut."""
+    """The block whose halves are busiest; the sums of links find it, the cut may be less."""
     positions, halves = use.positions, _halves(use.positions)
     crossing = np.zeros(halves.blocks)
     for flow in axes:

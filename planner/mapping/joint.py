@@ -58,17 +58,13 @@ Ratio = tuple[int, int]
 NO_CUT: Ratio = (1, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GridParams:
-    """Which grids CP-SAT is asked about."""
-
-    most_counts: int = 20_000
-    """Counts of slots by leaf and stage, where groups are single slots."""
-    most_booleans: int = 300
-    """Slots by leaf, where groups span several slots; these are harder."""
+# Which grids CP-SAT is asked about.
 
 
-DEFAULT_GRID = GridParams()
+MOST_COUNTS = 20_000
+"""Counts of slots by leaf and stage, where groups are single slots."""
+MOST_BOOLEANS = 300
+"""Slots by leaf, where groups span several slots; these are harder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +104,7 @@ class Grid:
     @property
     def askable(self) -> bool:
         """Whether CP-SAT is asked about its mappings."""
-        most = DEFAULT_GRID.most_counts if self.single else DEFAULT_GRID.most_booleans
+        most = MOST_COUNTS if self.single else MOST_BOOLEANS
         return self.cells <= most
 
     @cached_property
@@ -393,21 +389,17 @@ def post_mappings(
 # Whether slots can be put on leaves as a price asks: known mappings first, then CP-SAT; answers are kept.
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackingParams:
-    """How long CP-SAT is asked. Work is its deterministic time, about seconds on an idle core."""
-
-    question_work: float = 0.5
-    """For one question."""
-    all_work: float = 30.0
-    """For all questions of a search."""
-    largest_choice: int = 2_000
-    """Variables of a grid over which the least traffic is looked for."""
-    traffic_units: int = 10**6
-    """Range of that objective: the busy seconds of hostname order."""
+# How long CP-SAT is asked. Work is its deterministic time, about seconds on an idle core.
 
 
-DEFAULT_PACKING = PackingParams()
+QUESTION_WORK = 0.5
+"""For one question."""
+ALL_WORK = 30.0
+"""For all questions of a search."""
+LARGEST_CHOICE = 2_000
+"""Variables of a grid over which the least traffic is looked for."""
+TRAFFIC_UNITS = 10**6
+"""Range of that objective: the busy seconds of hostname order."""
 
 
 @dataclass
@@ -422,9 +414,9 @@ class _Answers:
 class Packing:
     """Answers for all layouts of a search; layouts with the same grid share them."""
 
-    def __init__(self, seed: int = 0, params: PackingParams = DEFAULT_PACKING) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self._answers: dict[Grid, _Answers] = {}
-        self._seed, self._params, self._work_left = seed, params, params.all_work
+        self._seed, self._work_left = seed, ALL_WORK
         self.deadline = inf
         """On the clock of `time.monotonic`; no question is asked behind it."""
 
@@ -478,7 +470,7 @@ class Packing:
         always = model.new_constant(1)
         cells = Cells(model, need.grid, always)
         cells.post(need, always)
-        work = min(self._params.question_work, self._work_left)
+        work = min(QUESTION_WORK, self._work_left)
         solver = repeatable_solver(self._seed, work=work, deadline=self.deadline)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
@@ -495,22 +487,20 @@ class Packing:
         return assignment, True
 
 
-def least_traffic_within(
-    instance: Instance, need: Need, params: PackingParams = DEFAULT_PACKING
-) -> list[IntArray]:
+def least_traffic_within(instance: Instance, need: Need) -> list[IntArray]:
     """The mapping with the least traffic among those that keep a need's limits, as far as it is found."""
     from meshwright.planner.solvers.or_tools import cp_model
 
     problem = instance.problem
     everything_s = loads_of(problem, problem.hostname_assignment()).total_s
-    if need.grid.cells > params.largest_choice or everything_s <= 0:
+    if need.grid.cells > LARGEST_CHOICE or everything_s <= 0:
         return []
     model = cp_model.CpModel()
     always = model.new_constant(1)
     cells = Cells(model, need.grid, always)
     cells.post(need, always)
-    model.minimize(sum(cells.uplink_seconds(problem, everything_s / params.traffic_units)))
-    solver = repeatable_solver(work=params.question_work)
+    model.minimize(sum(cells.uplink_seconds(problem, everything_s / TRAFFIC_UNITS)))
+    solver = repeatable_solver(work=QUESTION_WORK)
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return []
     return [cells.assignment(problem, solver.value)]

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise
 from math import comb
 from typing import TYPE_CHECKING, Any
@@ -83,22 +82,18 @@ UNITS = 10**9
 """Range of objectives that are times: far finer than the tolerance of a proof."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlotModelParams:
-    """Which instances one model holds, and how long it is solved."""
-
-    largest_cells: int = 200
-    """Stages times slots times leaves; larger models prove nothing in seconds."""
-    work: float = 2.0
-    """CP-SAT's deterministic time for one objective, about seconds."""
+# Which instances one model holds, and how long it is solved.
 
 
-DEFAULT_SLOT_MODEL = SlotModelParams()
+LARGEST_CELLS = 200
+"""Stages times slots times leaves; larger models prove nothing in seconds."""
+SLOT_MODEL_WORK = 2.0
+"""CP-SAT's deterministic time for one objective, about seconds."""
 
 
-def is_small(problem: MappingProblem, params: SlotModelParams = DEFAULT_SLOT_MODEL) -> bool:
+def is_small(problem: MappingProblem) -> bool:
     """Whether one model holds the instance."""
-    return problem.needed * len(problem.leaf_slots) <= params.largest_cells
+    return problem.needed * len(problem.leaf_slots) <= LARGEST_CELLS
 
 
 class SlotModel:
@@ -114,12 +109,10 @@ class SlotModel:
         The leaves of every pod, and those of every leaf.
     """
 
-    def __init__(
-        self, problem: MappingProblem, params: SlotModelParams = DEFAULT_SLOT_MODEL
-    ) -> None:
+    def __init__(self, problem: MappingProblem) -> None:
         from meshwright.planner.solvers.or_tools import cp_model
 
-        self.problem, self._params = problem, params
+        self.problem = problem
         self.model = cp_model.CpModel()
         self.x = [[self._cell() for _ in range(problem.slots)] for _ in range(problem.stages)]
         self.cells = [cell for row in self.x for cell in row]
@@ -156,7 +149,7 @@ class SlotModel:
             for leaf, x in enumerate(cell):
                 self.model.add_hint(x, leaf == used_leaf)
         self.model.minimize(objective)
-        solver = repeatable_solver(work=self._params.work)
+        solver = repeatable_solver(work=SLOT_MODEL_WORK)
         status = solver.solve(self.model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
@@ -265,27 +258,22 @@ TIME_LIMIT_S = 30.0
 """Processor seconds; what is measured in docs/fabric.md ends long before."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeveralPodsParams:
-    """How much is spent on the pods of one instance."""
-
-    largest_table: int = 30_000_000
-    """States of the pods' dynamic programme, 240 MB; beyond it pods cost nothing in the bound."""
-    tries_per_cell: int = 300
-    """Exchanges tried, by leaf and stage: more did not help on the benchmark cases."""
-    tries_per_s: int = 20_000
-    """Of the time limit: a short one leaves fewer, whatever the machine."""
-    most_tries: int = 300_000
+# How much is spent on the pods of one instance.
 
 
-DEFAULT_PODS = SeveralPodsParams()
+LARGEST_POD_TABLE = 30_000_000
+"""States of the pods' dynamic programme, 240 MB; beyond it pods cost nothing in the bound."""
+TRIES_PER_CELL = 300
+"""Exchanges tried, by leaf and stage: more did not help on the benchmark cases."""
+TRIES_PER_S = 20_000
+"""Of the time limit: a short one leaves fewer, whatever the machine."""
+MOST_TRIES = 300_000
 
 
 def least_traffic(
     problem: MappingProblem,
     *,
     time_limit_s: float = TIME_LIMIT_S,
-    params: SeveralPodsParams = DEFAULT_PODS,
 ) -> MappingSolution:
     """The assignment with the least busy seconds over all up-links that is found, with a proven bound.
 
@@ -297,8 +285,6 @@ def least_traffic(
         With any number of pods.
     time_limit_s
         Processor seconds, so that a busy machine does not change the answer.
-    params
-        Used with several pods only.
 
     Raises
     ------
@@ -319,7 +305,7 @@ def least_traffic(
         if problem.pods == 1:
             bound_s = _one_pod(problem, best, orders, rounds, limits)
         else:
-            bound_s = _several_pods(problem, best, orders, limits, params)
+            bound_s = _several_pods(problem, best, orders, limits)
         if best.price_s > bound_s * (1 + PROVEN) and is_small(problem):
             bound_s = max(bound_s, _exact(problem, best))
     check_assignment(problem, best.assignment)
@@ -354,7 +340,6 @@ def _several_pods(
     best: Incumbent,
     orders: Sequence[IntArray],
     limits: WorkLimits,
-    params: SeveralPodsParams,
 ) -> float:
     """The bound of leaves alone plus that of pods alone, s; the incumbent takes mappings that suit both."""
     leaves = problem.without_pods()
@@ -364,13 +349,13 @@ def _several_pods(
     bound_s = _one_pod(leaves, leaf_best, orders, [], limits)
     best.consider(leaf_best.assignment)
     pods = problem.only_pods()
-    if pods.table_states <= params.largest_table:
+    if pods.table_states <= LARGEST_POD_TABLE:
         starts = [pod_counts_of(problem, order) for order in orders]
         bound_s += slot_bound_s(pods, starts, limits.relaxed)
     tries = min(
-        params.most_tries,
-        params.tries_per_cell * problem.stages * len(problem.leaf_slots),
-        int(params.tries_per_s * limits.limit_s),
+        MOST_TRIES,
+        TRIES_PER_CELL * problem.stages * len(problem.leaf_slots),
+        int(TRIES_PER_S * limits.limit_s),
     )
     best.offer(exchanged(problem, counts_of(problem, leaf_best.assignment), tries))
     return bound_s
@@ -394,20 +379,14 @@ Solver = Callable[[ClusterSpec, int], Solved]
 """Maps onto a cluster with some slots' worth of nodes left over."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpareParams:
-    """How many choices of spare nodes are mapped."""
-
-    most_choices: int = 40
-    """Ways to take the nodes from the leaves that are all tried; beyond, one node after the other."""
+# How many choices of spare nodes are mapped.
 
 
-DEFAULT_SPARES = SpareParams()
+MOST_SPARE_CHOICES = 40
+"""Ways to take the nodes from the leaves that are all tried; beyond, one node after the other."""
 
 
-def with_spares(
-    cluster: ClusterSpec, spares: int, solve: Solver, params: SpareParams = DEFAULT_SPARES
-) -> Solved:
+def with_spares(cluster: ClusterSpec, spares: int, solve: Solver) -> Solved:
     """The best mapping that leaves so many whole nodes without a rank.
 
     Slots that are nodes leave nodes free by themselves, and which ones is part of the mapping. Where a node
@@ -422,7 +401,7 @@ def with_spares(
     for index, node in enumerate(cluster.nodes):
         if node.free_gpus in (None, cluster.gpus_per_node):
             leaves.setdefault(f"{node.pod or ''}/{node.leaf or ''}", []).append(index)
-    if comb(len(leaves) + spares - 1, spares) <= params.most_choices:
+    if comb(len(leaves) + spares - 1, spares) <= MOST_SPARE_CHOICES:
         tried = _tried(
             cluster, leaves, combinations_with_replacement(sorted(leaves), spares), solve
         )

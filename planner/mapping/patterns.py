@@ -27,16 +27,11 @@ from numpy.typing import NDArray
 from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem
 from meshwright.planner.solvers.linear_program import LinearProgram
 
-
-@dataclass(frozen=True, kw_only=True)
-class PatternParams:
-    """How large the tables of `PatternPricing` may grow."""
-
-    largest_table: int = 4_000_000
-    """States of one stage, 32 MB; beyond it what wraps round costs nothing in the bound."""
+# How large the tables of `PatternPricing` may grow.
 
 
-DEFAULT_PATTERNS = PatternParams()
+LARGEST_TABLE = 4_000_000
+"""States of one stage, 32 MB; beyond it what wraps round costs nothing in the bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +96,6 @@ class PatternPricing:
         self,
         problem: MappingProblem,
         kinds: list[BlockKind],
-        params: PatternParams = DEFAULT_PATTERNS,
     ) -> None:
         self._stages, self._kinds = problem.stages, kinds
         self._room = np.array([kind.room for kind in kinds])
@@ -111,7 +105,7 @@ class PatternPricing:
         self._sizes = np.arange(self._largest + 1)
         states = len(kinds) * (self._width + 1) * len(self._sizes)
         virtual = problem.traffic.wrap_bytes > 0 and problem.stages > 1
-        self._wraps = virtual and states * len(self._sizes) <= params.largest_table
+        self._wraps = virtual and states * len(self._sizes) <= LARGEST_TABLE
         self._firsts = len(self._sizes) if self._wraps else 1
         self._group_s = s_per_byte[:, None] * problem.group_bytes(self._largest)
         self._hop_s = s_per_byte * problem.traffic.hop_bytes

@@ -58,15 +58,11 @@ if TYPE_CHECKING:
 # every mapping, and has none of the ways to swap stages.
 
 
-@dataclass(frozen=True, kw_only=True)
-class BundleParams:
-    """How many orders of parts are tried."""
-
-    most_permuted: int = 5
-    """Inner parts of which all orders are tried; 6 would be 720 orders."""
+# How many orders of parts are tried.
 
 
-DEFAULT_BUNDLES = BundleParams()
+MOST_PERMUTED = 5
+"""Inner parts of which all orders are tried; 6 would be 720 orders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,15 +214,13 @@ class _Enumeration:
         return Bundle(kind=self._kind, ends=ends, inner=inner, cost_s=cost_s)
 
 
-def patterns_of(
-    problem: MappingProblem, bundle: Bundle, params: BundleParams = DEFAULT_BUNDLES
-) -> IntArray:
+def patterns_of(problem: MappingProblem, bundle: Bundle) -> IntArray:
     """The patterns of a bundle that cost no more than it, shape [patterns, stages], without repeats."""
     stages, inner = problem.stages, bundle.inner
     if stages == 1:
         return np.array([bundle.ends[:1]], dtype=np.int64)
     orders = {inner, inner[::-1]}
-    if len(inner) <= params.most_permuted:
+    if len(inner) <= MOST_PERMUTED:
         orders = set(permutations(inner))
     rows = []
     for first, last in {bundle.ends, bundle.ends[::-1]}:
@@ -649,19 +643,15 @@ LeafLists = tuple[list[int], list[int]]
 """Leaves of one stage, and leaves of another with as many slots."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExchangeParams:
-    """The schedule of the annealing; temperatures fall by the same factor from try to try."""
-
-    first_temperature: float = 0.15
-    """Of what a part of a stage costs a pod on average, above 0."""
-    last_temperature: float = 0.01
-    """In the same unit: an exchange that costs a tenth of a part is then as good as never made."""
-    stage_share: float = 0.05
-    """Share of tries, 0 to 1, that exchange two whole stages."""
+# The schedule of the annealing; temperatures fall by the same factor from try to try.
 
 
-DEFAULT_EXCHANGE = ExchangeParams()
+FIRST_TEMPERATURE = 0.15
+"""Of what a part of a stage costs a pod on average, above 0."""
+LAST_TEMPERATURE = 0.01
+"""In the same unit: an exchange that costs a tenth of a part is then as good as never made."""
+STAGE_SHARE = 0.05
+"""Share of tries, 0 to 1, that exchange two whole stages."""
 
 
 def exchanged(
@@ -670,7 +660,6 @@ def exchanged(
     tries: int,
     *,
     seed: int = 0,
-    params: ExchangeParams = DEFAULT_EXCHANGE,
 ) -> IntArray:
     """The cheapest counts that are met on the way, leaves and pods together.
 
@@ -687,11 +676,11 @@ def exchanged(
     part_s = part_bytes * float(np.mean(problem.pod_s_per_byte))
     if part_s <= 0 or problem.stages < 2:
         return counts
-    state = _State(problem, counts, random.Random(seed), params.stage_share)
+    state = _State(problem, counts, random.Random(seed), STAGE_SHARE)
     best, best_s = counts, state.cost_s
-    cooling = params.last_temperature / params.first_temperature
+    cooling = LAST_TEMPERATURE / FIRST_TEMPERATURE
     for attempt in range(tries):
-        temperature_s = part_s * params.first_temperature * cooling ** (attempt / tries)
+        temperature_s = part_s * FIRST_TEMPERATURE * cooling ** (attempt / tries)
         if state.try_exchange(temperature_s) and state.cost_s < best_s * (1 - 1e-12):
             best, best_s = state.counts.copy(), state.cost_s
     return best
@@ -824,22 +813,18 @@ class _State:
 # Raises the bound of one pod step by step until a mapping meets it.
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeepeningParams:
-    """How delta grows and how long a step may take."""
-
-    first_share: float = 0.0005
-    """The first delta, of the bound: half the steps to a proof are this small on the benchmark cases."""
-    least_share: float = 0.1
-    """Of the price: counts for the bound where that is lower, so that delta is never 0."""
-    largest_growth: float = 4.0
-    """A cheapest selection beyond this many deltas is not jumped to; delta doubles."""
-    tree_nodes: int = 20_000
-    """Of one integer programme; the largest of docs/fabric.md takes a tenth of it."""
-    tree_s: float = 60.0
+# How delta grows and how long a step may take.
 
 
-DEFAULT_DEEPENING = DeepeningParams()
+FIRST_SHARE = 0.0005
+"""The first delta, of the bound: half the steps to a proof are this small on the benchmark cases."""
+LEAST_SHARE = 0.1
+"""Of the price: counts for the bound where that is lower, so that delta is never 0."""
+LARGEST_GROWTH = 4.0
+"""A cheapest selection beyond this many deltas is not jumped to; delta doubles."""
+TREE_NODES = 20_000
+"""Of one integer programme; the largest of docs/fabric.md takes a tenth of it."""
+TREE_S = 60.0
 
 
 def deepened(
@@ -848,8 +833,6 @@ def deepened(
     best: Incumbent,
     rounds: list[MappingRound],
     limits: WorkLimits,
-    *,
-    params: DeepeningParams = DEFAULT_DEEPENING,
 ) -> float:
     """The bound that selections of bundles prove, s, at most the price of the incumbent.
 
@@ -858,15 +841,15 @@ def deepened(
     """
     base_s = relaxation.lagrangian_s
     bound_s = relaxation.bound_s
-    delta_s = params.first_share * max(bound_s, params.least_share * best.price_s)
+    delta_s = FIRST_SHARE * max(bound_s, LEAST_SHARE * best.price_s)
     candidates: BundleCandidates | None = None
     while best.price_s - bound_s > PROVEN * best.price_s and limits.left_s > 0:
-        tree_s = max(0.1, min(params.tree_s, limits.left_s))
+        tree_s = max(0.1, min(TREE_S, limits.left_s))
         delta_s = min(delta_s, best.price_s - base_s) + ROUNDING * best.price_s
         candidates = candidates_within(problem, relaxation, delta_s, candidates)
         if candidates is None:
             break
-        tree = TreeLimits(nodes=params.tree_nodes, seconds=tree_s)
+        tree = TreeLimits(nodes=TREE_NODES, seconds=tree_s)
         step = _step(problem, relaxation, candidates, best, tree)
         bound_s = max(bound_s, step.bound_s)
         rounds.append(
@@ -877,7 +860,7 @@ def deepened(
         if step.last:
             break
         above_s = step.cost_s - base_s
-        delta_s = above_s if above_s < params.largest_growth * delta_s else 2 * delta_s
+        delta_s = above_s if above_s < LARGEST_GROWTH * delta_s else 2 * delta_s
     return min(bound_s, best.price_s)
 
 

@@ -371,19 +371,15 @@ class PartsOfNodes:
 SAME = 1.0 + 1e-12
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChoiceParams:
-    """How much is tried for one layout."""
-
-    promising: float = 1.05
-    """Of the best price: within this an unproven layout gets the mapping with the least traffic."""
-    tries: int = 3
-    """Mappings priced where profiles stand for others too, so that none meets its profile's price."""
-    mapping_limit_s: float = 2.0
-    """Processor seconds for the mapping with the least traffic."""
+# How much is tried for one layout.
 
 
-DEFAULT_CHOICE = ChoiceParams()
+PROMISING = 1.05
+"""Of the best price: within this an unproven layout gets the mapping with the least traffic."""
+TRIES = 3
+"""Mappings priced where profiles stand for others too, so that none meets its profile's price."""
+MAPPING_LIMIT_S = 2.0
+"""Processor seconds for the mapping with the least traffic."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -574,7 +570,7 @@ class MappedPricing(CostModelPricing):
             if real is not None and real.step_time_s <= priced.step_time_s * SAME:
                 return best
             self._undecided_s = min(self._undecided_s, priced.step_time_s)
-            if tries >= DEFAULT_CHOICE.tries:
+            if tries >= TRIES:
                 return best
             bound_s[row] = inf
 
@@ -593,7 +589,7 @@ class MappedPricing(CostModelPricing):
         """Under the known mappings and, where these come close, the one with the least traffic."""
         one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
         self._undecided_s = self.mapping_bounds(one)[0].least_s
-        best = self._at_once(space, layout, cutoff_s * DEFAULT_CHOICE.promising)
+        best = self._at_once(space, layout, cutoff_s * PROMISING)
         if best is not None and np.isfinite(cutoff_s) and not space.probed:
             space.probed = True
             self._packing.add(space.instance, _solved(space.instance.problem, current_end_s()))
@@ -718,7 +714,7 @@ def _degrees(layout: Layout) -> tuple[int, ...]:
 def _solved(problem: MappingProblem, end_s: float) -> IntArray:
     """Kept for the same `end_s` of the command's time only: what was cut short is no one else's answer."""
     del end_s
-    return least_traffic(problem, time_limit_s=DEFAULT_CHOICE.mapping_limit_s).assignment
+    return least_traffic(problem, time_limit_s=MAPPING_LIMIT_S).assignment
 
 
 # Prices under `--max-cut-use`: a mapping that fills a cut beyond it is ruled out, the next best is taken.

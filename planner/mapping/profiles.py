@@ -44,17 +44,13 @@ PRICED_AXES = ("cp", "pp", "dp_cp")
 PRICED_EXPERT_AXES = ("ep", "edp")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfileParams:
-    """How many profiles are told apart."""
-
-    most_profiles: int = 4_000
-    """Of one layout, before those with equal prices are joined."""
-    fineness: tuple[int, ...] = (1_000, 8, 5, 4, 3, 2)
-    """Values of an axis and level that are told apart, in turn until there are few enough profiles."""
+# How many profiles are told apart.
 
 
-DEFAULT_PROFILES = ProfileParams()
+MOST_PROFILES = 4_000
+"""Of one layout, before those with equal prices are joined."""
+FINENESS: tuple[int, ...] = (1_000, 8, 5, 4, 3, 2)
+"""Values of an axis and level that are told apart, in turn until there are few enough profiles."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,12 +99,12 @@ def profiles_of(workload: Workload, instance: Instance) -> Profiles:
     """
     leaf_gpus, pod_gpus = free_gpus(instance)
     leaf_seen, pod_seen = levels_seen(workload)
-    fineness = DEFAULT_PROFILES.fineness if Grid.of(instance.problem).askable else ()
+    fineness = FINENESS if Grid.of(instance.problem).askable else ()
     apart = False
     leaves = [_packed(instance, leaf_gpus) if leaf_seen else _unseen(instance)]
     pods = [_packed(instance, pod_gpus) if pod_seen else _unseen(instance)]
     rows = np.zeros((1, 2), dtype=np.int64)
-    most = DEFAULT_PROFILES.most_profiles
+    most = MOST_PROFILES
     for values in fineness:
         leaves = _options(instance, leaf_gpus, values) if leaf_seen else [_unseen(instance)]
         pods = _options(instance, pod_gpus, values) if pod_seen else [_unseen(instance)]

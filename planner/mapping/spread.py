@@ -24,8 +24,6 @@ from meshwright.planner.mapping.problem import (
 )
 from meshwright.planner.mapping.slots import MappingSolution, regular_orders
 from meshwright.planner.mapping.spread_build import (
-    DEFAULT_BANDS,
-    BandParams,
     Reach,
     ReachBound,
     ReachWeights,
@@ -147,16 +145,11 @@ def _with_traffic(slots: SlotModel, best: IntArray) -> ExactReach:
 EQUAL = ReachWeights()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpreadParams:
-    """How much is tried."""
-
-    shapes_tried: int = 20
-    """Shapes that are built, those first that may reach least far."""
-    bands: BandParams = DEFAULT_BANDS
+# How much is tried.
 
 
-DEFAULT_SPREAD = SpreadParams()
+SHAPES_TRIED = 20
+"""Shapes that are built, those first that may reach least far."""
 
 LEVELS = (0, 1)
 """Pods and leaves, in the order in which they are minimised."""
@@ -219,7 +212,6 @@ def least_spread(
     *,
     weights: ReachWeights = EQUAL,
     time_limit_s: float = TIME_LIMIT_S,
-    params: SpreadParams = DEFAULT_SPREAD,
 ) -> SpreadSolution:
     """The mapping of the least spread that is found; exact where one CP-SAT model holds the instance.
 
@@ -233,8 +225,6 @@ def least_spread(
         What a block counts that a data-parallel group, or a pipeline, touches.
     time_limit_s
         Processor seconds.
-    params
-        How much is tried.
 
     Raises
     ------
@@ -250,7 +240,7 @@ def least_spread(
     for blocks in (rooms.astype(int).tolist(), problem.leaf_slots):
         bounds.append(ReachBound(blocks, problem.stages, problem.slots).least(weights))
     best = _Best(problem, weights, bounds, [hostname, *regular_orders(problem)])
-    best.bands(deadline, params)
+    best.bands(deadline)
     reached = reach_of(problem, best.assignment)
     proven = [weights.key(reached[level]) == weights.key(bounds[level]) for level in LEVELS]
     bound_s = 0.0
@@ -314,21 +304,19 @@ class _Best:
             if (key, total_s) < (self._key, self._total_s):
                 self.assignment, self._key, self._total_s = assignment, key, total_s
 
-    def bands(self, deadline: float, params: SpreadParams) -> None:
+    def bands(self, deadline: float) -> None:
         """Bands of stages, those first that may reach least far; ends early at the bounds."""
         if self._key == self._bound:
             return
-        candidates = [
-            (self._optimistic_key(shape), shape) for shape in shapes(self._problem, params.bands)
-        ]
+        candidates = [(self._optimistic_key(shape), shape) for shape in shapes(self._problem)]
         candidates.sort(key=lambda candidate: candidate[0])
         tried = 0
         for key, shape in candidates:
-            finished = tried == params.shapes_tried or self._key == self._bound
+            finished = tried == SHAPES_TRIED or self._key == self._bound
             if finished or time.process_time() > deadline or is_over():
                 break
             if key <= self._key:
-                assignment = banded(self._problem, shape, params.bands)
+                assignment = banded(self._problem, shape)
                 self.consider(self._gathered(assignment, shape.heights))
                 tried += 1
 

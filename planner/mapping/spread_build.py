@@ -36,17 +36,13 @@ from meshwright.planner.solvers.cp_sat import repeatable_solver
 # blocks that are filled: reaching less far one way is reaching farther the other.
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReachBoundParams:
-    """How fine and how long the counting is."""
-
-    most_steps: int = 64
-    """Values of c by r; beyond it they are taken in steps, which keeps the bound valid."""
-    work: float = 4.0
-    """CP-SAT's deterministic time for one pair of limits, about seconds."""
+# How fine and how long the counting is.
 
 
-DEFAULT_REACH_BOUND = ReachBoundParams()
+MOST_STEPS = 64
+"""Values of c by r; beyond it they are taken in steps, which keeps the bound valid."""
+REACH_WORK = 4.0
+"""CP-SAT's deterministic time for one pair of limits, about seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +78,12 @@ class ReachBound:
         blocks: Sequence[int],
         stages: int,
         slots: int,
-        params: ReachBoundParams = DEFAULT_REACH_BOUND,
     ) -> None:
         """`blocks` are the free slots of each block; the job has `slots` in each of its stages."""
         self._free = sorted((free for free in blocks if free), reverse=True)
         self.stages, self.slots = stages, slots
         self._most = (min(len(self._free), slots), min(len(self._free), stages))
         """Blocks that a stage and a replica touch where each slot is in a block of its own."""
-        self._params = params
         self._refuted: list[Reach] = []
 
     def least(self, weights: ReachWeights) -> Reach:
@@ -149,7 +143,7 @@ class ReachBound:
         model.add(sum(rows) <= self.stages * reach[0])
         model.add(sum(columns) <= self.slots * reach[1])
         model.add(sum(hosted) >= self.stages * self.slots)
-        solver = repeatable_solver(work=self._params.work)
+        solver = repeatable_solver(work=REACH_WORK)
         return solver.solve(model) == cp_model.INFEASIBLE
 
     def _choices(self, free: int, idle: int) -> Iterator[tuple[int, int, int]]:
@@ -157,7 +151,7 @@ class ReachBound:
         for r in range(1, min(self.stages, free) + 1):
             largest = min(-(-free // r), self.slots)
             fewest = max(1, -(-(free - idle) // r))
-            step = max(1, (largest - fewest + 1) // self._params.most_steps)
+            step = max(1, (largest - fewest + 1) // MOST_STEPS)
             for c in range(fewest, largest + 1, step):
                 yield r, c, min(free, r * min(c + step - 1, largest))
 
@@ -167,25 +161,21 @@ LeafSlots = tuple[int, int]
 """(leaf, slots of it)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BandParams:
-    """How bands are built."""
-
-    orders: int = 16
-    """Orders of the pods that are kept for each number of bands and size of strips: the best ones."""
-    orders_tried: int = 400
-    """Random orders, from a fixed seed, of which they are the best."""
-    cuts_per_pod: float = 2.0
-    """Replicas that are cut between two pods of a band, about, for each pod that is not its last."""
-    leaf_weight: float = 4.0
-    """What a leaf more or fewer than meant counts, beside a slot by which a pod's share is uneven."""
-    slot_window: int = 12
-    """Slots by which a pod's share of a strip may differ from an even one."""
-    leaf_window: int = 2
-    """Leaves by which it may differ."""
+# How bands are built.
 
 
-DEFAULT_BANDS = BandParams()
+ORDERS_OF_PODS = 16
+"""Orders of the pods that are kept for each number of bands and size of strips: the best ones."""
+ORDERS_TRIED = 400
+"""Random orders, from a fixed seed, of which they are the best."""
+CUTS_PER_POD = 2.0
+"""Replicas that are cut between two pods of a band, about, for each pod that is not its last."""
+UNEVEN_LEAF_WEIGHT = 4.0
+"""What a leaf more or fewer than meant counts, beside a slot by which a pod's share is uneven."""
+SLOT_WINDOW = 12
+"""Slots by which a pod's share of a strip may differ from an even one."""
+LEAF_WINDOW = 2
+"""Leaves by which it may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,9 +230,7 @@ class Order:
     """Leaves of a band by its stages, at most."""
 
 
-def good_orders(
-    problem: MappingProblem, caps: IntArray, heights: Sequence[int], params: BandParams
-) -> list[Order]:
+def good_orders(problem: MappingProblem, caps: IntArray, heights: Sequence[int]) -> list[Order]:
     """Orders of the pods in which a band touches few of them and bands are about equal in leaves.
 
     Parameters
@@ -260,14 +248,14 @@ def good_orders(
     permutations = [used]
     if len(used) > 1:
         rng = np.random.default_rng(0)
-        permutations += [rng.permutation(used) for _ in range(params.orders_tried)]
+        permutations += [rng.permutation(used) for _ in range(ORDERS_TRIED)]
     orders = []
     for pods in permutations:
         hosted = _hosted(room[pods], np.asarray(heights) * problem.slots)
         shares = hosted / room[pods]
         crowd = np.max((shares * leaves[pods]).sum(axis=1) / np.asarray(heights))
         touched = (hosted > 0).sum(axis=1)
-        cut_replicas = params.cuts_per_pod * float(np.sum(touched - 1))
+        cut_replicas = CUTS_PER_POD * float(np.sum(touched - 1))
         # Replicas that are in one pod in two bands; they make up for those that are cut inside a band.
         in_both = np.minimum(hosted[:-1], hosted[1:])
         taller = np.maximum(heights[:-1], heights[1:])
@@ -279,7 +267,7 @@ def good_orders(
         )
         orders.append(order)
     orders.sort(key=lambda order: (order.touched, order.cut_replicas, order.crowd))
-    return orders[: params.orders]
+    return orders[:ORDERS_OF_PODS]
 
 
 def _hosted(room: IntArray, slots: IntArray) -> IntArray:
@@ -310,7 +298,7 @@ class Shape:
         return (self.order.touched, bands), (leaves_of_stage, strips)
 
 
-def shapes(problem: MappingProblem, params: BandParams = DEFAULT_BANDS) -> Iterator[Shape]:
+def shapes(problem: MappingProblem) -> Iterator[Shape]:
     """Every number of bands and size of strips, each with the best orders of the pods."""
     stages = np.arange(problem.stages)
     most_bands = problem.stages if problem.pods > 1 else 1
@@ -321,25 +309,25 @@ def shapes(problem: MappingProblem, params: BandParams = DEFAULT_BANDS) -> Itera
             if caps is None:
                 continue
             strips = range(1, max(heights) + 1) if multiple == 1 else (multiple,)
-            for order in good_orders(problem, caps, heights, params):
+            for order in good_orders(problem, caps, heights):
                 for strip in strips:
                     yield Shape(heights=heights, strip=strip, order=order, multiple=multiple)
 
 
-def banded(problem: MappingProblem, shape: Shape, params: BandParams = DEFAULT_BANDS) -> IntArray:
+def banded(problem: MappingProblem, shape: Shape) -> IntArray:
     """The assignment of a shape, [stages, slots]."""
     caps = trimmed(problem, shape.multiple)
     assert caps is not None
     assignment = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
     first = 0
-    for number, shares in enumerate(_bands(problem, caps, shape, params)):
+    for number, shares in enumerate(_bands(problem, caps, shape)):
         stages = np.arange(shape.heights[number])
         strips = np.array_split(stages, -(-len(stages) // shape.strip))
         sizes = [len(strip) for strip in strips]
         rest = shares
         for index, size in enumerate(sizes):
             part = size / sum(sizes[index:])
-            taken, rest = _strip(rest, size * problem.slots, part, params)
+            taken, rest = _strip(rest, size * problem.slots, part)
             filled = _filled(taken, size)
             assignment[first : first + size] = filled[:, ::-1] if number % 2 else filled
             first += size
@@ -353,9 +341,7 @@ def _filled(shares: Sequence[PodShare], stages: int) -> IntArray:
     return np.repeat(np.array(leaves), sizes).reshape(-1, stages).T
 
 
-def _bands(
-    problem: MappingProblem, caps: IntArray, shape: Shape, params: BandParams
-) -> Iterator[list[PodShare]]:
+def _bands(problem: MappingProblem, caps: IntArray, shape: Shape) -> Iterator[list[PodShare]]:
     """What each band has of each pod; a pod that does not fit a band is cut between leaves if it can be."""
     waiting = []
     for pod in shape.order.pods:
@@ -370,7 +356,7 @@ def _bands(
             share = waiting.pop(0)
             if share.slots > need:
                 count = max(meant - _leaf_count(band), 1.0)
-                (share,), (rest,) = _cut([share], [need], need, count, params)
+                (share,), (rest,) = _cut([share], [need], need, count)
                 waiting.insert(0, rest)
             band.append(share)
             need -= share.slots
@@ -383,14 +369,12 @@ def _leaf_count(shares: Sequence[PodShare]) -> int:
     return sum(len(share.leaves) for share in shares)
 
 
-def _strip(
-    shares: list[PodShare], need: int, part: float, params: BandParams
-) -> tuple[list[PodShare], list[PodShare]]:
+def _strip(shares: list[PodShare], need: int, part: float) -> tuple[list[PodShare], list[PodShare]]:
     """What one strip takes of each pod, about its part of it, and what it leaves."""
     if part >= 1:
         return shares, []
     targets = [share.slots * part for share in shares]
-    taken, rest = _cut(shares, targets, need, _leaf_count(shares) * part, params)
+    taken, rest = _cut(shares, targets, need, _leaf_count(shares) * part)
     return [share for share in taken if share.leaves], [share for share in rest if share.leaves]
 
 
@@ -399,10 +383,9 @@ def _cut(
     targets: Sequence[float],
     need: int,
     count: float,
-    params: BandParams,
 ) -> tuple[list[PodShare], list[PodShare]]:
     """Takes `need` slots in whole leaves, about the target of each pod; where none add up, cuts some."""
-    total, chosen = _whole_leaves(shares, targets, need, count, params)
+    total, chosen = _whole_leaves(shares, targets, need, count)
     short = need - total
     taken: list[PodShare] = []
     rest: list[PodShare] = []
@@ -427,7 +410,6 @@ def _whole_leaves(
     targets: Sequence[float],
     need: int,
     count: float,
-    params: BandParams,
 ) -> tuple[int, list[list[bool]]]:
     """Leaves that add up to as much of `need` as they can, pods near their targets, about `count` of them.
 
@@ -443,14 +425,14 @@ def _whole_leaves(
         sums = np.argwhere(table[-1])
         if len(shares) > 1:
             uneven_leaves = np.abs(sums[:, 1] - len(share.leaves) * target / share.slots)
-            even = np.abs(sums[:, 0] - target) <= params.slot_window
-            sums = sums[even & (uneven_leaves <= params.leaf_window)]
+            even = np.abs(sums[:, 0] - target) <= SLOT_WINDOW
+            sums = sums[even & (uneven_leaves <= LEAF_WINDOW)]
         options.append(sorted({(0, 0), *((slots, number) for slots, number in sums.tolist())}))
         cost, choice = _with_pod(cost, options[-1], target)
         choices.append(choice)
     slots = total = int(np.flatnonzero(np.isfinite(cost).any(axis=1))[-1])
     uneven = np.abs(np.arange(most_leaves + 1) - count)
-    number = int(np.argmin(cost[total] + params.leaf_weight * uneven))
+    number = int(np.argmin(cost[total] + UNEVEN_LEAF_WEIGHT * uneven))
     chosen: list[list[bool]] = []
     for pod in reversed(range(len(shares))):
         pod_slots, pod_leaves = options[pod][int(choices[pod][slots, number])]
@@ -513,23 +495,19 @@ Run = tuple[int, int]
 """Stages from the first to before the second."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwapParams:
-    """What swaps weigh, and how many are looked at."""
-
-    pod_weight: float = 1e8
-    """Of a pod too many, beside hops, which come to 1 where all that a swap can touch is apart."""
-    leaf_weight: float = 1e4
-    """Of a leaf too many: less than any pod, more than all hops."""
-    sweeps: int = 6
-    """Times that every replica is looked at."""
-    most_pairs: int = 5_000_000
-    """Pairs of slots in one sweep times sweeps: more pairs leave fewer sweeps, but one at least."""
-    least_gain: float = 1e-9
-    """Of a swap; less is rounding."""
+# What swaps weigh, and how many are looked at.
 
 
-DEFAULT_SWAPS = SwapParams()
+POD_WEIGHT = 1e8
+"""Of a pod too many, beside hops, which come to 1 where all that a swap can touch is apart."""
+LEAF_WEIGHT = 1e4
+"""Of a leaf too many: less than any pod, more than all hops."""
+SWEEPS = 6
+"""Times that every replica is looked at."""
+MOST_PAIRS = 5_000_000
+"""Pairs of slots in one sweep times sweeps: more pairs leave fewer sweeps, but one at least."""
+LEAST_GAIN = 1e-9
+"""Of a swap; less is rounding."""
 
 
 class Swaps:
@@ -541,18 +519,17 @@ class Swaps:
         assignment: IntArray,
         limits: Reach,
         hops: float,
-        params: SwapParams = DEFAULT_SWAPS,
     ) -> None:
         """`limits` are the pods and the leaves that a replica may touch; `hops` is what hops weigh."""
         self._problem = problem
         self.leaves = assignment.copy()
         pods = problem.pod_of[assignment]
         self._levels = [
-            _Level(pods, problem.pods, limits[0], params.pod_weight),
-            _Level(self.leaves, len(problem.leaf_slots), limits[1], params.leaf_weight),
+            _Level(pods, problem.pods, limits[0], POD_WEIGHT),
+            _Level(self.leaves, len(problem.leaf_slots), limits[1], LEAF_WEIGHT),
         ]
         self._hop_weights = _hop_weights(problem, hops) if hops else []
-        self.least_gain = params.least_gain * max(1.0, hops)
+        self.least_gain = LEAST_GAIN * max(1.0, hops)
 
     def over(self) -> IntArray:
         """Replicas that touch more than they may."""
@@ -656,7 +633,6 @@ def gathered(
     heights: Sequence[int],
     *,
     hops: float = NO_HOPS,
-    params: SwapParams = DEFAULT_SWAPS,
 ) -> IntArray | None:
     """An assignment in which no replica touches more pods and leaves than it may; None where swaps fail.
 
@@ -671,10 +647,10 @@ def gathered(
     hops
         What hops weigh: `NO_HOPS`, `HOPS` or `HOPS_FIRST`.
     """
-    state = Swaps(problem, assignment, limits, hops, params)
+    state = Swaps(problem, assignment, limits, hops)
     ends = np.cumsum([0, *heights]).tolist()
     runs = sorted({*pairwise(ends), *_single_stages(problem)})
-    for _ in range(params.sweeps):
+    for _ in range(SWEEPS):
         over = state.over()
         if not len(over):
             return state.leaves
@@ -688,9 +664,7 @@ def _single_stages(problem: MappingProblem) -> list[Run]:
     return [(stage, stage + 1) for stage in range(problem.stages)]
 
 
-def shorter_hops(
-    problem: MappingProblem, assignment: IntArray, params: SwapParams = DEFAULT_SWAPS
-) -> IntArray:
+def shorter_hops(problem: MappingProblem, assignment: IntArray) -> IntArray:
     """The assignment after swaps that shorten hops while no replica comes to touch more than the most do now.
 
     Where groups span several slots of a stage the assignment stays as it is.
@@ -699,9 +673,9 @@ def shorter_hops(
         return assignment
     if loads_of(problem, assignment).total_s == 0:
         return assignment
-    state = Swaps(problem, assignment, _pipeline_reach(problem, assignment), HOPS, params)
-    affordable = params.most_pairs // (problem.needed * problem.slots)
-    for _ in range(max(1, min(params.sweeps, affordable))):
+    state = Swaps(problem, assignment, _pipeline_reach(problem, assignment), HOPS)
+    affordable = MOST_PAIRS // (problem.needed * problem.slots)
+    for _ in range(max(1, min(SWEEPS, affordable))):
         if not _sweep(state, np.arange(problem.slots), _single_stages(problem)):
             break
     return state.leaves

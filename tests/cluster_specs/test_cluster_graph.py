@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.allocation import expand_nodes, fabric_levels
-from meshwright.cluster_specs.graph import (
-    ROOT,
-    Joint,
-    Terminal,
-    cut_between_gb_per_s,
-    cut_gb_per_s,
-    draw,
-    fabric_graph,
-    halves_cut_gb_per_s,
-)
+from meshwright.cluster_specs.links import ROOT, Joint, halves_cut_gb_per_s
 from meshwright.cluster_specs.reader import load_cluster
+from tests.fabric_graphs import Terminal, cut_between_gb_per_s, cut_gb_per_s, draw, fabric_graph
 
 CASES = [
     ("dgx-h100", 64),
@@ -44,16 +36,16 @@ def test_the_top_of_llama3_leaves_a_seventh_of_the_nics() -> None:
     assert cut / (24_576 / 2) == pytest.approx(50 / 7)
 
 
-@pytest.mark.parametrize("rails", [1, 4])
+@pytest.mark.parametrize(("rails", "direct"), [(1, 0), (4, 0), (1, 2), (1, 6), (1, 64)])
 @pytest.mark.parametrize("first", [(400.0,), (50.5, 100.25, 400.0)])
 @pytest.mark.parametrize("second", [(400.0, 3.1), (75.0, 12.5, 100.0, 33.3)])
 def test_the_cut_of_uneven_halves_is_a_maximum_flow(
-    first: tuple[float, ...], second: tuple[float, ...], rails: int
+    first: tuple[float, ...], second: tuple[float, ...], rails: int, direct: int
 ) -> None:
-    joint = Joint(level="pod", rails=rails)
+    joint = Joint(level="pod", rails=rails, direct=direct)
     sides = [f"a{i}" for i in range(len(first))], [f"b{i}" for i in range(len(second))]
     up = dict(zip((*sides[0], *sides[1]), (*first, *second), strict=True))
-    terminals = [Terminal(name=name, gpus=1, inside_gb_per_s=0.0, path=((0, ROOT),)) for name in up]
+    terminals = [Terminal(name=name, gpus=1, path=((0, ROOT),)) for name in up]
     flow = cut_between_gb_per_s(draw(terminals, [joint], up, apart=False), *sides)
     assert halves_cut_gb_per_s(first, second, joint) == pytest.approx(flow)
 
@@ -105,11 +97,7 @@ def test_the_graph_spans_all_gpus_and_is_a_tree_without_rails(name: str, gpus: i
 
 def test_the_graph_of_two_pods() -> None:
     graph = fabric_graph(load_cluster("llama3-24k"), 6144)
-    assert graph.nodes["node0"] == {
-        "gpus": 8,
-        "inside_gb_per_s": 450,
-        "path": ("rack/0", "pod/0", ROOT),
-    }
+    assert graph.nodes["node0"] == {"gpus": 8, "path": ("rack/0", "pod/0", ROOT)}
     assert graph.edges["node0", "rack/0"]["capacity"] == 8 * 50
     assert graph.edges["rack/0", "pod/0"]["capacity"] == 16 * 50
     assert graph.edges["pod/1", ROOT]["capacity"] == pytest.approx(3072 * 50 / 7)
@@ -117,7 +105,7 @@ def test_the_graph_of_two_pods() -> None:
 
 def test_trays_hang_on_the_nvlink_switch_of_their_rack() -> None:
     graph = fabric_graph(load_cluster("gb200-nvl72"), 256)
-    assert graph.nodes["node0"] == {"gpus": 4, "inside_gb_per_s": 900, "path": ("nvlink/0", ROOT)}
+    assert graph.nodes["node0"] == {"gpus": 4, "path": ("nvlink/0", ROOT)}
     assert graph.edges["node15", "nvlink/0"]["capacity"] == 4 * 900
     assert graph.edges["nvlink/3", ROOT]["capacity"] == 64 * 50
 

@@ -8,28 +8,38 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS, StepKindName
+from meshwright.costmodel.layout import AXES
 from meshwright.documents import parse_mapping, read_mapping, read_text
 from meshwright.errors import InputError, check_choice
-from meshwright.frameworks.deepspeed import DEEPSPEED
+from meshwright.frameworks.deepspeed import (
+    BUCKET,
+    DEEPSPEED,
+    OPTIMIZER_TYPE,
+    OVERLAP,
+    OWN_OPTIMIZERS,
+)
 from meshwright.frameworks.fsdp2 import (
     ACCELERATOR,
     ACCUMULATION,
     ADAPTER_FILE,
     FSDP2,
     OFFLOADS_INPUTS,
+    PRECISION,
     PRECOMPUTES,
     SAVED_TENSORS,
+    SIZES,
     SYNCS,
 )
 from meshwright.frameworks.megatron import PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS, adapter_method
 from meshwright.model_specs.reader import read_model
+from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.launches.launch_run import (
     ImageFields,
     LaunchRun,
@@ -58,11 +68,6 @@ PART_OF_A_MODEL = "training of part of a model has no price yet"
 OTHER_STEP = "has no price yet: it is another step than that of language modelling"
 FEW_BITS_ALONE = "has no price: weights of 4 or 8 bits of bitsandbytes alone have one"
 
-ReadDeepSpeed = Callable[[Path | dict[str, Any], dict[str, Any], str], LaunchRun]
-"""The run of a DeepSpeed file or mapping, with the values that the caller knows in place of its `auto`; what
-names it in messages comes last."""
-ReadAccelerate = Callable[[dict[str, Any], str], LaunchRun]
-"""The run of accelerate's file, and what names it in messages."""
 ACCELERATE_FILE, CONFIG_FILE = "accelerate.yaml", "config_file"
 """The former is what `launch` calls it, the latter the flag of `accelerate launch` that names it."""
 PLAIN = LaunchRun(settings={"framework": PYTORCH.name, "zero_stage": 0, "overlap": {"dp": True}})
@@ -76,9 +81,7 @@ def refuse_fields(document: Mapping[str, Any], fields: Mapping[str, str], where:
             raise InputError(what, where=f"{where}: {name}", value=document[name])
 
 
-def sharded(
-    document: dict[str, Any], kind: str, path: Path, read: ReadDeepSpeed, batch: tuple[int, int]
-) -> LaunchRun:
+def sharded(document: dict[str, Any], kind: str, path: Path, batch: tuple[int, int]) -> LaunchRun:
     """How a configuration shards: by the DeepSpeed file that it names, by FSDP, or not at all.
 
     Parameters
@@ -89,8 +92,6 @@ def sharded(
         The program, by its section of flag_effects.yaml.
     path
         Its file.
-    read
-        Reads DeepSpeed's.
     batch
         Sequences of a micro-batch, and how many of these are accumulated.
 
@@ -101,18 +102,16 @@ def sharded(
     """
     named = document.get(DEEPSPEED_FILE)
     if named is not None:
-        known = {"train_micro_batch_size_per_gpu": batch[0], STEPS: batch[1]}
+        known = {MICRO_BATCH: batch[0], STEPS: batch[1]}
         found = file_beside(named, path, DEEPSPEED_FILE)
-        return read(found, known, str(found))
+        return trainers_deepspeed(found, known, str(found))
     # Transformers heeds the section only where `fsdp` is on (training_args.py, _process_fsdp_args).
     if document.get(_FSDP) or (kind == _AXOLOTL and document.get(_FSDP_SECTION)):
         return fully_sharded(document, kind, str(path))
     return PLAIN
 
 
-def _under_accelerate(
-    document: Mapping[str, Any], path: Path, read: ReadAccelerate
-) -> LaunchRun | None:
+def _under_accelerate(document: Mapping[str, Any], path: Path) -> LaunchRun | None:
     """The run of the file for `accelerate launch` that a command names, or that lies beside a configuration.
 
     None where there is none, or where it says nothing of FSDP. Raises InputError for a file that is named and
@@ -127,7 +126,7 @@ def _under_accelerate(
     settings = read_mapping(config_path, MAX_FILE_BYTES)
     if _FSDP_SECTION not in settings:
         return None
-    run = read(dict(settings), str(config_path))
+    run = from_accelerate(dict(settings), str(config_path))
     if named is not None:
         return run
     remark = f"{ACCELERATE_FILE} beside it is read too: it says how ranks share the model"
@@ -326,6 +325,215 @@ def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchR
     unread = unread_keys(on, kind, read, _FSDP_SECTION)
     unread += [_FSDP] if words - _PLAIN_WORDS - _KEEPS - _WHOLE else []
     return LaunchRun(settings=settings, unread=tuple(unread))
+
+
+# A DeepSpeed configuration as a run; model, sequence length and cluster are not part of it.
+
+
+DEFAULT_BUCKET = 500_000_000
+"""`reduce_bucket_size`; under ZeRO 3 prices know no other (deepspeed/runtime/zero/config.py)."""
+BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
+_DEEPSPEED_READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
+_ON_HOST = "cpu_checkpointing"
+_INNER_READ = ("enabled", "number_checkpoints", "autotp_size", _ON_HOST)
+_ZERO_READ = "stage mics_shard_size offload_optimizer offload_param cpu_offload cpu_offload_param"
+_OFFLOAD_READ = ("device", "ratio", "nvme_path")
+"""Without pinned memory transfers are slower; prices assume that it is pinned, as it is by default."""
+
+
+def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
+    """The run of a DeepSpeed configuration.
+
+    Parameters
+    ----------
+    document
+        Of a JSON file.
+    where
+        The file's name, for messages.
+
+    Raises
+    ------
+    InputError
+        No micro-batch, or a value of the wrong kind.
+    """
+    zero = section_of(document, "zero_optimization", where)
+    tensor_parallel = section_of(document, "tensor_parallel", where)
+    micro_batch = whole_number(document, MICRO_BATCH, where)
+    if micro_batch is None:
+        raise InputError("is needed", where=f"{where}: {MICRO_BATCH}")
+    steps = whole_number(document, STEPS, where)
+    for name, count in ((MICRO_BATCH, micro_batch), (STEPS, steps)):
+        if count is not None and count < 1:
+            raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
+    settings: dict[str, Any] = {
+        "micro_batch": micro_batch,
+        "zero_stage": whole_number(zero, "stage", where) or 0,
+        "framework": DEEPSPEED.name,
+        "overlap": {"dp": bool(zero.get(OVERLAP, False))},
+    }
+    settings["tp"] = whole_number(tensor_parallel, "autotp_size", where) or 1
+    settings["moe_dispatch"] = "alltoall"
+    batch = whole_number(document, BATCH, where)
+    if batch is not None:
+        settings["global_batch"] = batch
+        if steps is not None and batch % (micro_batch * steps) == 0:
+            settings["dp"] = batch // (micro_batch * steps)
+    bucket = zero.get(BUCKET)
+    buckets = DEEPSPEED.gradient_buckets
+    counts = buckets is not None and settings["zero_stage"] in buckets.zero_stages
+    if counts and type(bucket) is int:
+        settings["bucket_parameters"] = bucket
+    shard_group = whole_number(zero, "mics_shard_size", where) or -1
+    if shard_group > 0:
+        settings["shard_group"] = shard_group
+    settings |= _offloaded(zero, settings["zero_stage"], where)
+    own = section_of(document, "optimizer", where).get("type")
+    optimizer = OWN_OPTIMIZERS.get(str(own).lower(), "adam")
+    if optimizer != "adam":
+        settings["optimizer"] = optimizer
+    if section_of(document, "fp16", where).get("enabled") is True:
+        settings["precision"] = "fp16"
+    settings |= _checkpoints(section_of(document, "activation_checkpointing", where))
+    unread = _unread(document, zero, where)
+    if own is not None and str(own).lower() not in OWN_OPTIMIZERS:
+        unread.append(OPTIMIZER_TYPE)
+    if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
+        unread.append(f"zero_optimization.{BUCKET}")
+    return LaunchRun(settings=settings, unread=tuple(unread))
+
+
+def _checkpoints(section: dict[str, Any]) -> dict[str, Any]:
+    """Recomputation, and that its inputs lie in the host's memory; empty where nothing is recomputed."""
+    if not section.get("number_checkpoints"):
+        return {}
+    inputs = {"offload_modules": ["layer_inputs"]} if section.get(_ON_HOST) is True else {}
+    return {"recompute": "full", **inputs}
+
+
+def _unread(document: dict[str, Any], zero: dict[str, Any], where: str) -> list[str]:
+    """Keys that may change the price and that nothing here reads."""
+    unread = unread_keys(
+        document, "deepspeed", {BATCH, MICRO_BATCH, STEPS, *_DEEPSPEED_READ.split()}
+    )
+    for name in ("bf16", "fp16", "activation_checkpointing", "tensor_parallel"):
+        unread += unread_keys(section_of(document, name, where), "deepspeed", _INNER_READ, name)
+    unread += unread_keys(
+        zero, "deepspeed", {BUCKET, OVERLAP, *_ZERO_READ.split()}, "zero_optimization"
+    )
+    for name in ("offload_optimizer", "offload_param"):
+        inner, place = section_of(zero, name, where), f"zero_optimization.{name}"
+        unread += unread_keys(inner, "deepspeed", _OFFLOAD_READ, place)
+    return unread
+
+
+def _offloaded(zero: dict[str, Any], stage: int, where: str) -> dict[str, Any]:
+    """What of parameters and of optimizer states lies off the GPU; empty where nothing does.
+
+    Raises InputError for other places than the host's memory and drives, and for a ratio of the optimizer's
+    states that is no number of 0 to 1. Keys with `cpu` are those of old versions.
+    """
+    settings: dict[str, Any] = {}
+    device = _place_of(zero, "offload_param", where)
+    # Below stage 3 parameters are whole on every rank, and DeepSpeed leaves them there.
+    if stage == 3 and (device in _PLACES or zero.get("cpu_offload_param") is True):
+        settings["parameter_offload"] = True
+        if device == _DRIVES:
+            settings["parameters_on_drives"] = True
+    device = _place_of(zero, "offload_optimizer", where)
+    ratio = section_of(zero, "offload_optimizer", where).get("ratio", 1.0)
+    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+    if not is_number or not 0 <= ratio <= 1:
+        place = f"{where}: zero_optimization.offload_optimizer.ratio"
+        raise InputError("must be a number of 0 to 1", where=place, value=ratio)
+    percent = round(100 * ratio)
+    if percent and (device in _PLACES or zero.get("cpu_offload") is True):
+        settings["optimizer_offload"] = percent
+        if device == _DRIVES:
+            settings["optimizer_on_drives"] = True
+    return settings
+
+
+_DRIVES = "nvme"
+_PLACES = ("cpu", _DRIVES)
+
+
+def _place_of(zero: dict[str, Any], name: str, where: str) -> object:
+    """Where a section of ZeRO offloads to."""
+    device: object = section_of(zero, name, where).get("device", "none")
+    if device not in ("none", *_PLACES):
+        place = f"{where}: zero_optimization.{name}.device"
+        raise InputError("only none, cpu and nvme can be priced", where=place, value=device)
+    return device
+
+
+# An accelerate configuration with FSDP2 as a run; model, batch and cluster are not part of it.
+
+
+_ACCELERATE_READ = (PRECISION, "num_processes", "fsdp_config", "parallelism_config")
+_PRECISIONS = tuple(FSDP2.precisions)
+
+
+def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
+    """The run of an accelerate configuration.
+
+    Parameters
+    ----------
+    document
+        Of a YAML file.
+    where
+        The file's name, for messages.
+
+    Raises
+    ------
+    InputError
+        A value of the wrong kind.
+    """
+    run = fully_sharded(document, "accelerate", where)
+    mesh = section_of(document, "parallelism_config", where)
+    sizes = {axis: whole_number(mesh, key, where) or 1 for axis, key in SIZES.items()}
+    gpus = whole_number(document, "num_processes", where)
+    dp = sizes["dp_replicate"] * sizes["dp_shard"]
+    if gpus is not None and dp == 1:
+        dp = gpus // (sizes["tp"] * sizes["cp"])
+    settings: dict[str, Any] = {
+        "dp": dp,
+        **{axis: size for axis, size in sizes.items() if axis in AXES},
+        "recompute": "none",
+        "moe_dispatch": "alltoall",
+        **run.settings,
+    }
+    if sizes["dp_replicate"] > 1:
+        # Weights are sharded over dp_shard and cp together (accelerate/parallelism_config.py).
+        settings["shard_groups"] = sizes["dp_replicate"]
+    if document.get(PRECISION) in _PRECISIONS:
+        settings["precision"] = document[PRECISION]
+    # Axes of one GPU change nothing.
+    wide = {key: size for key, size in mesh.items() if size not in (1, None)}
+    unread = unread_keys(document, "accelerate", _ACCELERATE_READ)
+    unread += unread_keys(wide, "accelerate", SIZES.values(), "parallelism_config")
+    return LaunchRun(settings=settings, unread=(*run.unread, *unread))
+
+
+def trainers_deepspeed(
+    source: Path | dict[str, Any], known: dict[str, Any], where: str
+) -> LaunchRun:
+    """The run of a DeepSpeed file or mapping for transformers' Trainer, which puts its own values in place of
+    `auto` (transformers/integrations/deepspeed.py): those that are known here; keys with another `auto` count
+    as left out.
+    """
+    document = source
+    if isinstance(document, Path):
+        document = read_mapping(document, MAX_FILE_BYTES)
+    refuse_adapters(fields_of(document), where)
+    filled = {key: value for key, value in document.items() if value != "auto"} | known
+    for name in ("bf16", "fp16"):
+        filled.pop(name, None)
+    zero = section_of(filled, "zero_optimization", where)
+    filled["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
+    # The Trainer's checkpoints are torch's own, which ask nothing of DeepSpeed's section.
+    own = section_of(filled, "activation_checkpointing", where)
+    filled["activation_checkpointing"] = {k: own[k] for k in own if k != _ON_HOST}
+    return from_deepspeed(filled, where)
 
 
 # Adapters, as PEFT's LoraConfig has them: names of modules, or one pattern for their paths.
@@ -566,12 +774,7 @@ def is_llamafactory(document: dict[str, Any]) -> bool:
     return _MODEL in document and any(key in document for key in (_TRAINED, _STAGE, "template"))
 
 
-def from_llamafactory(
-    document: dict[str, Any],
-    path: Path,
-    read_deepspeed: ReadDeepSpeed,
-    read_accelerate: ReadAccelerate,
-) -> LaunchRun:
+def from_llamafactory(document: dict[str, Any], path: Path) -> LaunchRun:
     """The run of a LLaMA-Factory configuration; its cluster and its GPUs are not part of it.
 
     Parameters
@@ -580,11 +783,6 @@ def from_llamafactory(
         Of a YAML file.
     path
         The file, for messages and for what it names beside it.
-    read_deepspeed
-        Reads the DeepSpeed configuration that it names.
-    read_accelerate
-        Reads the file for `accelerate launch` that is named or lies beside it, where it says itself nothing
-        of how ranks share the model.
 
     Raises
     ------
@@ -607,9 +805,9 @@ def from_llamafactory(
         unread.append("pure_bf16")
     model = known_model(document[_MODEL], path)
     batch = numbers[_MICRO_BATCH], numbers[STEPS]
-    run = sharded(document, _KIND, path, read_deepspeed, batch)
+    run = sharded(document, _KIND, path, batch)
     if run is PLAIN:
-        run = _under_accelerate(document, path, read_accelerate) or PLAIN
+        run = _under_accelerate(document, path) or PLAIN
         if run.settings.get("recompute") == "full":
             settings["recompute"] = "full"
     run = with_synced_batches(run, document, path)
@@ -751,7 +949,7 @@ def is_axolotl(document: dict[str, Any]) -> bool:
     return _BASE in document and (_AXOLOTL_LENGTH in document or _AXOLOTL_MICRO_BATCH in document)
 
 
-def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepSpeed) -> LaunchRun:
+def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
     """The run of an Axolotl configuration; its cluster and its GPUs are not part of it.
 
     Parameters
@@ -760,8 +958,6 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         Of a YAML file.
     path
         The file, for messages and for what it names beside it.
-    read_deepspeed
-        Reads the DeepSpeed configuration that it names.
 
     Raises
     ------
@@ -780,7 +976,7 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         # Of both the steps go before, which are 1 where they are left out and not null
         # (utils/schemas/training.py; utils/config/__init__.py, normalize_config).
         steps = max(of_rank // micro_batch, 1)
-    run = sharded(document, _AXOLOTL, path, read_deepspeed, (micro_batch, steps))
+    run = sharded(document, _AXOLOTL, path, (micro_batch, steps))
     run = with_synced_batches(run, document, path)
     unread = unread_keys(document, _AXOLOTL, _AXOLOTL_READ)
     checkpoints = document.get(_CHECKPOINTS) or False

@@ -16,18 +16,10 @@ from typing import Any
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.calibration import Calibration
-from meshwright.costmodel.layout import AXES
 from meshwright.documents import parse_document, path_text, read_mapping, read_text
 from meshwright.errors import InputError
-from meshwright.frameworks.deepspeed import (
-    BUCKET,
-    DEEPSPEED,
-    ENGINE,
-    OPTIMIZER_TYPE,
-    OVERLAP,
-    OWN_OPTIMIZERS,
-)
-from meshwright.frameworks.fsdp2 import ACCELERATOR, FSDP2, PRECISION, SIZES
+from meshwright.frameworks.deepspeed import DEEPSPEED, ENGINE
+from meshwright.frameworks.fsdp2 import ACCELERATOR, FSDP2
 from meshwright.model_specs.adapters import AdapterSpec, peft_modules
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -47,10 +39,13 @@ from meshwright.planner.runs.launches.fields import (
     recipe_named,
 )
 from meshwright.planner.runs.launches.finetuning import (
+    BATCH,
+    MICRO_BATCH,
     file_beside,
+    from_accelerate,
     from_axolotl,
+    from_deepspeed,
     from_llamafactory,
-    fully_sharded,
     is_axolotl,
     is_llamafactory,
     with_adapters_beside,
@@ -59,9 +54,6 @@ from meshwright.planner.runs.launches.finetuning import (
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
     on_its_hosts,
-    section_of,
-    unread_keys,
-    whole_number,
     with_global_batch,
     with_hosts_beside,
     with_notes,
@@ -98,7 +90,6 @@ from meshwright.planner.runs.launches.torchtitan import (
     toml_document,
 )
 from meshwright.planner.runs.launches.trainers import (
-    Readers,
     from_swift,
     from_trainer,
     is_trainer,
@@ -111,211 +102,7 @@ from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import SettingsDoc
 
-# A DeepSpeed configuration as a run; model, sequence length and cluster are not part of it.
-
-
-DEFAULT_BUCKET = 500_000_000
-"""`reduce_bucket_size`; under ZeRO 3 prices know no other (deepspeed/runtime/zero/config.py)."""
-BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
-_STEPS = "gradient_accumulation_steps"
-_DEEPSPEED_READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
-_ON_HOST = "cpu_checkpointing"
-_INNER_READ = ("enabled", "number_checkpoints", "autotp_size", _ON_HOST)
-_ZERO_READ = "stage mics_shard_size offload_optimizer offload_param cpu_offload cpu_offload_param"
-_OFFLOAD_READ = ("device", "ratio", "nvme_path")
-"""Without pinned memory transfers are slower; prices assume that it is pinned, as it is by default."""
-
-
-def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> LaunchRun:
-    """A run of Megatron-DeepSpeed's arguments with what only its ds_config.json says.
-
-    Raises InputError for a value of the wrong kind.
-    """
-    own = from_deepspeed(document, where).settings
-    only_here = (
-        "overlap",
-        "shard_group",
-        "bucket_parameters",
-        "optimizer_offload",
-        "parameter_offload",
-        "optimizer_on_drives",
-        "parameters_on_drives",
-    )
-    said = {name: own[name] for name in only_here if name in own}
-    return replace(run, settings=run.settings | said)
-
-
-def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
-    """The run of a DeepSpeed configuration.
-
-    Parameters
-    ----------
-    document
-        Of a JSON file.
-    where
-        The file's name, for messages.
-
-    Raises
-    ------
-    InputError
-        No micro-batch, or a value of the wrong kind.
-    """
-    zero = section_of(document, "zero_optimization", where)
-    tensor_parallel = section_of(document, "tensor_parallel", where)
-    micro_batch = whole_number(document, MICRO_BATCH, where)
-    if micro_batch is None:
-        raise InputError("is needed", where=f"{where}: {MICRO_BATCH}")
-    steps = whole_number(document, _STEPS, where)
-    for name, count in ((MICRO_BATCH, micro_batch), (_STEPS, steps)):
-        if count is not None and count < 1:
-            raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
-    settings: dict[str, Any] = {
-        "micro_batch": micro_batch,
-        "zero_stage": whole_number(zero, "stage", where) or 0,
-        "framework": DEEPSPEED.name,
-        "overlap": {"dp": bool(zero.get(OVERLAP, False))},
-    }
-    settings["tp"] = whole_number(tensor_parallel, "autotp_size", where) or 1
-    settings["moe_dispatch"] = "alltoall"
-    batch = whole_number(document, BATCH, where)
-    if batch is not None:
-        settings["global_batch"] = batch
-        if steps is not None and batch % (micro_batch * steps) == 0:
-            settings["dp"] = batch // (micro_batch * steps)
-    bucket = zero.get(BUCKET)
-    buckets = DEEPSPEED.gradient_buckets
-    counts = buckets is not None and settings["zero_stage"] in buckets.zero_stages
-    if counts and type(bucket) is int:
-        settings["bucket_parameters"] = bucket
-    shard_group = whole_number(zero, "mics_shard_size", where) or -1
-    if shard_group > 0:
-        settings["shard_group"] = shard_group
-    settings |= _offloaded(zero, settings["zero_stage"], where)
-    own = section_of(document, "optimizer", where).get("type")
-    optimizer = OWN_OPTIMIZERS.get(str(own).lower(), "adam")
-    if optimizer != "adam":
-        settings["optimizer"] = optimizer
-    if section_of(document, "fp16", where).get("enabled") is True:
-        settings["precision"] = "fp16"
-    settings |= _checkpoints(section_of(document, "activation_checkpointing", where))
-    unread = _unread(document, zero, where)
-    if own is not None and str(own).lower() not in OWN_OPTIMIZERS:
-        unread.append(OPTIMIZER_TYPE)
-    if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
-        unread.append(f"zero_optimization.{BUCKET}")
-    return LaunchRun(settings=settings, unread=tuple(unread))
-
-
-def _checkpoints(section: dict[str, Any]) -> dict[str, Any]:
-    """Recomputation, and that its inputs lie in the host's memory; empty where nothing is recomputed."""
-    if not section.get("number_checkpoints"):
-        return {}
-    inputs = {"offload_modules": ["layer_inputs"]} if section.get(_ON_HOST) is True else {}
-    return {"recompute": "full", **inputs}
-
-
-def _unread(document: dict[str, Any], zero: dict[str, Any], where: str) -> list[str]:
-    """Keys that may change the price and that nothing here reads."""
-    unread = unread_keys(
-        document, "deepspeed", {BATCH, MICRO_BATCH, _STEPS, *_DEEPSPEED_READ.split()}
-    )
-    for name in ("bf16", "fp16", "activation_checkpointing", "tensor_parallel"):
-        unread += unread_keys(section_of(document, name, where), "deepspeed", _INNER_READ, name)
-    unread += unread_keys(
-        zero, "deepspeed", {BUCKET, OVERLAP, *_ZERO_READ.split()}, "zero_optimization"
-    )
-    for name in ("offload_optimizer", "offload_param"):
-        inner, place = section_of(zero, name, where), f"zero_optimization.{name}"
-        unread += unread_keys(inner, "deepspeed", _OFFLOAD_READ, place)
-    return unread
-
-
-def _offloaded(zero: dict[str, Any], stage: int, where: str) -> dict[str, Any]:
-    """What of parameters and of optimizer states lies off the GPU; empty where nothing does.
-
-    Raises InputError for other places than the host's memory and drives, and for a ratio of the optimizer's
-    states that is no number of 0 to 1. Keys with `cpu` are those of old versions.
-    """
-    settings: dict[str, Any] = {}
-    device = _place_of(zero, "offload_param", where)
-    # Below stage 3 parameters are whole on every rank, and DeepSpeed leaves them there.
-    if stage == 3 and (device in _PLACES or zero.get("cpu_offload_param") is True):
-        settings["parameter_offload"] = True
-        if device == _DRIVES:
-            settings["parameters_on_drives"] = True
-    device = _place_of(zero, "offload_optimizer", where)
-    ratio = section_of(zero, "offload_optimizer", where).get("ratio", 1.0)
-    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-    if not is_number or not 0 <= ratio <= 1:
-        place = f"{where}: zero_optimization.offload_optimizer.ratio"
-        raise InputError("must be a number of 0 to 1", where=place, value=ratio)
-    percent = round(100 * ratio)
-    if percent and (device in _PLACES or zero.get("cpu_offload") is True):
-        settings["optimizer_offload"] = percent
-        if device == _DRIVES:
-            settings["optimizer_on_drives"] = True
-    return settings
-
-
-_DRIVES = "nvme"
-_PLACES = ("cpu", _DRIVES)
-
-
-def _place_of(zero: dict[str, Any], name: str, where: str) -> object:
-    """Where a section of ZeRO offloads to."""
-    device: object = section_of(zero, name, where).get("device", "none")
-    if device not in ("none", *_PLACES):
-        place = f"{where}: zero_optimization.{name}.device"
-        raise InputError("only none, cpu and nvme can be priced", where=place, value=device)
-    return device
-
-
-# An accelerate configuration with FSDP2 as a run; model, batch and cluster are not part of it.
-
-
-_ACCELERATE_READ = (PRECISION, "num_processes", "fsdp_config", "parallelism_config")
-_PRECISIONS = tuple(FSDP2.precisions)
-
-
-def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
-    """The run of an accelerate configuration.
-
-    Parameters
-    ----------
-    document
-        Of a YAML file.
-    where
-        The file's name, for messages.
-
-    Raises
-    ------
-    InputError
-        A value of the wrong kind.
-    """
-    run = fully_sharded(document, "accelerate", where)
-    mesh = section_of(document, "parallelism_config", where)
-    sizes = {axis: whole_number(mesh, key, where) or 1 for axis, key in SIZES.items()}
-    gpus = whole_number(document, "num_processes", where)
-    dp = sizes["dp_replicate"] * sizes["dp_shard"]
-    if gpus is not None and dp == 1:
-        dp = gpus // (sizes["tp"] * sizes["cp"])
-    settings: dict[str, Any] = {
-        "dp": dp,
-        **{axis: size for axis, size in sizes.items() if axis in AXES},
-        "recompute": "none",
-        "moe_dispatch": "alltoall",
-        **run.settings,
-    }
-    if sizes["dp_replicate"] > 1:
-        # Weights are sharded over dp_shard and cp together (accelerate/parallelism_config.py).
-        settings["shard_groups"] = sizes["dp_replicate"]
-    if document.get(PRECISION) in _PRECISIONS:
-        settings["precision"] = document[PRECISION]
-    # Axes of one GPU change nothing.
-    wide = {key: size for key, size in mesh.items() if size not in (1, None)}
-    unread = unread_keys(document, "accelerate", _ACCELERATE_READ)
-    unread += unread_keys(wide, "accelerate", SIZES.values(), "parallelism_config")
-    return LaunchRun(settings=settings, unread=(*run.unread, *unread))
+# How launch files of plans start what they start.
 
 
 _ACCUMULATION = re.compile(
@@ -469,7 +256,7 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
     """The run of a script that starts a fine-tuning stack; None for other scripts."""
     command = swift_command(line)
     if command is not None:
-        run = from_swift(command, path, READERS, None if model is None else read_model(model))
+        run = from_swift(command, path, None if model is None else read_model(model))
         return with_optimizer(run, swift_fields(command, path), _OPTIM)
     program = verl_program(line)
     if program is not None:
@@ -481,7 +268,7 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
         fields = read_mapping(found, MAX_FILE_BYTES) | fields
     stage, gpus = trl_stage(line), launched_gpus(line)
     if stage is not None:
-        run = from_trainer(fields, path, READERS, gpus, stage)
+        run = from_trainer(fields, path, gpus, stage)
         return with_optimizer(run, fields, _OPTIM)
     return _of_stack(fields, path, gpus)
 
@@ -492,14 +279,14 @@ _OPTIM = "optim"
 def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> LaunchRun | None:
     """The run of a configuration of a fine-tuning stack; None for other mappings."""
     if is_llamafactory(document):
-        run = from_llamafactory(document, path, *READERS)
+        run = from_llamafactory(document, path)
         run = with_optimizer(run, document, _OPTIM)
     elif is_axolotl(document):
-        run = with_optimizer(from_axolotl(document, path, _filled_deepspeed), document, "optimizer")
+        run = with_optimizer(from_axolotl(document, path), document, "optimizer")
     elif is_llamafactory_v1(document):
-        run = from_llamafactory_v1(document, path, _filled_deepspeed)
+        run = from_llamafactory_v1(document, path)
     elif is_trainer(document):
-        return with_optimizer(from_trainer(document, path, READERS, gpus), document, _OPTIM)
+        return with_optimizer(from_trainer(document, path, gpus), document, _OPTIM)
     else:
         run_of = next((read for is_kind, read in _RECIPES if is_kind(document)), None)
         if run_of is None:
@@ -517,6 +304,25 @@ def _torchtitan(line: CommandLine, config: Path | None, path: Path) -> LaunchRun
     return from_toml(document, path, line)
 
 
+def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> LaunchRun:
+    """A run of Megatron-DeepSpeed's arguments with what only its ds_config.json says.
+
+    Raises InputError for a value of the wrong kind.
+    """
+    own = from_deepspeed(document, where).settings
+    only_here = (
+        "overlap",
+        "shard_group",
+        "bucket_parameters",
+        "optimizer_offload",
+        "parameter_offload",
+        "optimizer_on_drives",
+        "parameters_on_drives",
+    )
+    said = {name: own[name] for name in only_here if name in own}
+    return replace(run, settings=run.settings | said)
+
+
 def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     """A document that lies beside a launch script, and its name. Raises InputError if it is none."""
     beside = path.parent / name
@@ -527,34 +333,11 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     return document, str(beside)
 
 
-def _filled_deepspeed(
-    source: Path | dict[str, Any], known: dict[str, Any], where: str
-) -> LaunchRun:
-    """The run of a DeepSpeed file or mapping for transformers' Trainer, which puts its own values in place of
-    `auto` (transformers/integrations/deepspeed.py): those that are known here; keys with another `auto` count
-    as left out.
-    """
-    document = source
-    if isinstance(document, Path):
-        document = read_mapping(document, MAX_FILE_BYTES)
-    refuse_adapters(fields_of(document), where)
-    filled = {key: value for key, value in document.items() if value != "auto"} | known
-    for name in ("bf16", "fp16"):
-        filled.pop(name, None)
-    zero = section_of(filled, "zero_optimization", where)
-    filled["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
-    # The Trainer's checkpoints are torch's own, which ask nothing of DeepSpeed's section.
-    own = section_of(filled, "activation_checkpointing", where)
-    filled["activation_checkpointing"] = {k: own[k] for k in own if k != _ON_HOST}
-    return from_deepspeed(filled, where)
-
-
 _RECIPES = (
     (is_torchtune, from_torchtune),
     (is_nemo_rl, from_nemo_rl),
     (is_nanotron, from_nanotron),
 )
-READERS = Readers(_filled_deepspeed, from_accelerate)
 
 
 def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:

@@ -21,6 +21,7 @@ from meshwright.planner.runs.launches.fields import NestedFields, nested_fields,
 from meshwright.planner.runs.launches.finetuning import (
     DROPPED,
     END_TO_END,
+    MICRO_BATCH,
     OTHER_STEP,
     PACKED,
     PADDED,
@@ -28,12 +29,12 @@ from meshwright.planner.runs.launches.finetuning import (
     PLAIN,
     STEPS,
     TUNING,
-    ReadDeepSpeed,
     adapter_targets,
     adapters_mapping,
     bits_of_base,
     file_beside,
     known_model,
+    trainers_deepspeed,
 )
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 
@@ -273,7 +274,7 @@ def is_llamafactory_v1(document: Mapping[str, Any]) -> bool:
     return named and any(name in document for name in ("model_class", _DISTRIBUTED, _PEFT))
 
 
-def from_llamafactory_v1(document: dict[str, Any], path: Path, read: ReadDeepSpeed) -> LaunchRun:
+def from_llamafactory_v1(document: dict[str, Any], path: Path) -> LaunchRun:
     """The run of a configuration of LLaMA-Factory's second trainer; its GPUs are not part of it.
 
     Parameters
@@ -282,8 +283,6 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path, read: ReadDeepSpe
         Of a YAML file.
     path
         The file.
-    read
-        Reads the DeepSpeed configuration that it names.
 
     Raises
     ------
@@ -297,7 +296,7 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path, read: ReadDeepSpe
     micro_batch = leaves.count("micro_batch_size", 1)
     kernel = str(leaves.get("flash_attn", "sdpa"))
     check_choice(kernel, _V1_KERNELS, f"{where}: flash_attn", "is no kernel with a price")
-    run = _v1_sharding(leaves, path, read, micro_batch)
+    run = _v1_sharding(leaves, path, micro_batch)
     model = known_model(leaves.get(_TUNED_MODEL), path)
     adapters, unread = _v1_adapters(leaves, where)
     # Weights are kept at 32 bits, and products run at 16 unless bf16 is off.
@@ -333,15 +332,13 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path, read: ReadDeepSpe
     )
 
 
-def _v1_sharding(
-    leaves: NestedFields, path: Path, read: ReadDeepSpeed, micro_batch: int
-) -> LaunchRun:
+def _v1_sharding(leaves: NestedFields, path: Path, micro_batch: int) -> LaunchRun:
     name = leaves.get(f"{_DISTRIBUTED}.name")
     if name == DEEPSPEED.name:
         field = f"{_DISTRIBUTED}.config_file"
         found = file_beside(leaves.get(field), path, field)
-        known = {"train_micro_batch_size_per_gpu": micro_batch, STEPS: 1}
-        return read(found, known, str(found))
+        known = {MICRO_BATCH: micro_batch, STEPS: 1}
+        return trainers_deepspeed(found, known, str(found))
     if name is None:
         return PLAIN
     check_choice(name, (FSDP2.name, DEEPSPEED.name), f"{path}: {_DISTRIBUTED}.name", "has no price")

@@ -42,6 +42,7 @@ from meshwright.planner.runs.launches.finetuning import (
     EIGHT_BITS,
     END_TO_END,
     FOUR_BITS,
+    MICRO_BATCH,
     OTHER_STEP,
     PACKED,
     PADDED,
@@ -49,12 +50,11 @@ from meshwright.planner.runs.launches.finetuning import (
     PLAIN,
     STEPS,
     TUNING,
-    ReadAccelerate,
-    ReadDeepSpeed,
     adapter_targets,
     adapters_mapping,
     bits_of_base,
     file_beside,
+    from_accelerate,
     fully_sharded,
     half_precision,
     kernel_of,
@@ -67,6 +67,7 @@ from meshwright.planner.runs.launches.finetuning import (
     refuse_narrow,
     remarks_on_experts,
     sharded,
+    trainers_deepspeed,
     unread_dropout,
     with_synced_batches,
 )
@@ -102,13 +103,6 @@ UNSHARDED = (
     "how ranks share the model is said where the script is started, in accelerate's file for instance: it is "
     "priced as plain data parallelism"
 )
-
-
-class Readers(NamedTuple):
-    """Readers of the files that a trainer's command names."""
-
-    deepspeed: ReadDeepSpeed
-    accelerate: ReadAccelerate
 
 
 # What TRL's scripts and those of ms-swift call alike things.
@@ -289,7 +283,6 @@ def trl_stage(line: CommandLine) -> str | None:
 def from_trainer(
     fields: dict[str, Any],
     path: Path,
-    readers: Readers,
     gpus: int | None = None,
     stage: str | None = None,
 ) -> LaunchRun:
@@ -301,8 +294,6 @@ def from_trainer(
         Of a YAML file, or of a command line by `fields_of_line`.
     path
         The file, for messages and for what it names beside it.
-    readers
-        Of the files that it names.
     gpus
         Processes that it starts, where that is known.
     stage
@@ -320,7 +311,7 @@ def from_trainer(
         dialect = _TRL
     if dialect is _SWIFT and gpus is None:
         gpus = _processes(section_of(fields, _SWIFT_VARIABLES, str(path)), path)
-    run = _from_fields(fields, dialect, path, readers, gpus=gpus, kind=kind)
+    run = _from_fields(fields, dialect, path, gpus=gpus, kind=kind)
     if stage is None and gpus is None and run.settings["framework"] == PYTORCH.name:
         return replace(run, remarks=(*run.remarks, UNSHARDED))
     return run
@@ -330,7 +321,6 @@ def _from_fields(
     fields: dict[str, Any],
     dialect: _Dialect,
     path: Path,
-    readers: Readers,
     *,
     gpus: int | None,
     kind: StepKindName | None = None,
@@ -345,7 +335,7 @@ def _from_fields(
     if of_all:
         # So many sequences a step (swift/trainers/arguments.py, TrainArgumentsMixin.__post_init__).
         steps = max(1, math.ceil(_SWIFT_BATCH / micro_batch / (gpus or 1)))
-    run = _sharding(fields, dialect, path, readers, (micro_batch, steps), gpus=gpus)
+    run = _sharding(fields, dialect, path, (micro_batch, steps), gpus=gpus)
     run = with_synced_batches(run, fields, path)
     named = fields.get(dialect.model)
     model = None if named is None else known_model(named, path)
@@ -529,7 +519,6 @@ def _sharding(
     fields: dict[str, Any],
     dialect: _Dialect,
     path: Path,
-    readers: Readers,
     batch: tuple[int, int],
     *,
     gpus: int | None,
@@ -537,13 +526,13 @@ def _sharding(
     where = str(path)
     by_file = fields.get(_CONFIG_FILE) or fields.get(_TRL_CONFIG_FILE)
     named = fields.get(DEEPSPEED_FILE)
-    known = {"train_micro_batch_size_per_gpu": batch[0], STEPS: batch[1]}
+    known = {MICRO_BATCH: batch[0], STEPS: batch[1]}
     tensor = whole_number(fields, "deepspeed_autotp_size", where)
     if isinstance(named, dict) or named in _PRESETS:
         document = named if isinstance(named, dict) else _preset(str(named))
         if tensor is not None:
             document = {**document, "tensor_parallel": {"autotp_size": tensor}}
-        return readers.deepspeed(document, known, f"{where}: {DEEPSPEED_FILE}")
+        return trainers_deepspeed(document, known, f"{where}: {DEEPSPEED_FILE}")
     if dialect.is_swift and fields.get("fsdp"):
         by_name = fields["fsdp"] == _SECOND_FSDP
         document = (
@@ -551,7 +540,7 @@ def _sharding(
         )
         return fully_sharded({"fsdp": _FSDP_WORDS} | document, dialect.kind, where)
     if by_file is None or named is not None:
-        return sharded(fields, dialect.kind, path, readers.deepspeed, batch)
+        return sharded(fields, dialect.kind, path, batch)
     document, found = dict(_TRL_PRESETS.get(str(by_file), {})), path
     if not document:
         found = file_beside(by_file, path, _CONFIG_FILE)
@@ -559,7 +548,7 @@ def _sharding(
     if gpus is not None:
         # Flags of accelerate launch win over its file.
         document["num_processes"] = gpus
-    return _accelerated(document, found, readers, known)
+    return _accelerated(document, found, known)
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -569,17 +558,15 @@ def _preset(name: str) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
-def _accelerated(
-    document: dict[str, Any], path: Path, readers: Readers, known: dict[str, Any]
-) -> LaunchRun:
+def _accelerated(document: dict[str, Any], path: Path, known: dict[str, Any]) -> LaunchRun:
     """What accelerate's file says: DeepSpeed, FSDP with further axes, or plain data parallelism."""
     where = str(path)
     if "fsdp_config" in document or "parallelism_config" in document:
-        return readers.accelerate(document, where)
+        return from_accelerate(document, where)
     run = PLAIN
     plugin = document.get(_BY_DEEPSPEED)
     if isinstance(plugin, dict):
-        run = _by_plugin(plugin, path, readers, known)
+        run = _by_plugin(plugin, path, known)
     settings = dict(run.settings)
     gpus = whole_number(document, "num_processes", where)
     if gpus is not None:
@@ -592,20 +579,18 @@ def _accelerated(
     return replace(run, settings=settings, unread=(*run.unread, *unread))
 
 
-def _by_plugin(
-    plugin: dict[str, Any], path: Path, readers: Readers, known: dict[str, Any]
-) -> LaunchRun:
+def _by_plugin(plugin: dict[str, Any], path: Path, known: dict[str, Any]) -> LaunchRun:
     """DeepSpeed by the section of accelerate's file (accelerate/utils/dataclasses.py, DeepSpeedPlugin)."""
     where = f"{path}: {_BY_DEEPSPEED}"
     if plugin.get("deepspeed_config_file"):
         found = file_beside(plugin["deepspeed_config_file"], path, "deepspeed_config_file")
-        return readers.deepspeed(found, known, str(found))
+        return trainers_deepspeed(found, known, str(found))
     zero: dict[str, Any] = {"stage": whole_number(plugin, "zero_stage", where) or 0}
     for name in _DEVICES:
         device = plugin.get(f"{name}_device")
         if device not in (None, "none"):
             zero[name] = {"device": device}
-    run = readers.deepspeed({"zero_optimization": zero}, known, where)
+    run = trainers_deepspeed({"zero_optimization": zero}, known, where)
     read = ("zero_stage", *(f"{name}_device" for name in _DEVICES), STEPS)
     unread = unread_keys(plugin, "accelerate", read, _BY_DEEPSPEED)
     return replace(run, unread=(*run.unread, *unread))
@@ -733,9 +718,7 @@ def _processes(variables: dict[str, Any], path: Path) -> int | None:
     return math.prod(positive_numbers(variables, {_EACH_NODE: 1, "NNODES": 1}, where).values())
 
 
-def from_swift(
-    command: SwiftCommand, path: Path, readers: Readers, model: ModelSpec | None = None
-) -> LaunchRun:
+def from_swift(command: SwiftCommand, path: Path, model: ModelSpec | None = None) -> LaunchRun:
     """The run of a training command of ms-swift.
 
     Parameters
@@ -744,8 +727,6 @@ def from_swift(
         By `swift_command`.
     path
         The script.
-    readers
-        Of the files that it names.
     model
         What is trained, where the caller knows; the command's own name for it counts otherwise.
 
@@ -773,7 +754,7 @@ def from_swift(
         where = f"{path}: {_EACH_NODE}"
         raise InputError(f"is not set: it {what}", where=where)
     alone = 1 if gpus is None and _CONFIG_FILE not in fields else gpus
-    return _from_fields(fields, _SWIFT, path, readers, gpus=alone)
+    return _from_fields(fields, _SWIFT, path, gpus=alone)
 
 
 def _by_megatron(

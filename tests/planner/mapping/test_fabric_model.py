@@ -14,13 +14,7 @@ from meshwright.cluster_specs.allocation import (
     full_levels,
     is_irregular,
 )
-from meshwright.cluster_specs.graph import (
-    CORE,
-    cut_between_gb_per_s,
-    cut_gb_per_s,
-    fabric_graph,
-    node_graph,
-)
+from meshwright.cluster_specs.links import CORE
 from meshwright.cluster_specs.reader import cluster_from_mapping, load_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import level_rates, neighbour_share, uplinks
@@ -47,6 +41,7 @@ from meshwright.planner.mapping.slots import slots_of
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
+from tests.fabric_graphs import cut_between_gb_per_s, cut_gb_per_s, fabric_graph, node_graph
 from tests.soaked import examples
 
 LEVELS: list[dict[str, object]] = [
