@@ -417,7 +417,7 @@ MEGATRON_OFFLOAD_EXPERTS = Requires(
     sentence="experts not recomputed where expert_fc1 or moe_act is offloaded",
     unit="settings",
     binds=lambda work: offloads(work, "expert_fc1") or offloads(work, "moe_act"),
-    needs=When("recompute", among=_masks_without(Recompute.EXPERTS)),
+    needs=When("recompute", lacks=int(Recompute.EXPERTS)),
     words="activations of experts offloaded that are recomputed as well",
     remedy="Do not recompute moe, or offload other modules.",
 )

@@ -462,8 +462,8 @@ def layer_launches(c: Context) -> float:
 
 
 _GRADIENT_LAUNCHES, _EAGER_GRADIENT_LAUNCHES = 6.0, 9.0
-"""Kernels backward of the gradients of a layer's own weights: of four products, or of seven one at a time, and
-of two norms."""
+"""Kernels backward of the gradients of a layer's own weights: of four products, or of seven one at a time,
+and of two norms."""
 
 
 def gradient_launches(c: Context) -> float:
