@@ -76,7 +76,7 @@ def test_attention_is_of_the_newest_generation_that_the_device_runs(
 
 
 def test_scores_that_pytorch_masks_one_operator_at_a_time_pass_hbm_more_often() -> None:
-    """33 and 35 bytes a score, where a fused softmax moves 11 and 16; the product of the two has scaled them."""
+    """33 and 35 bytes a score, where a fused softmax moves 11 and 16; the product before has scaled them."""
     kernels: tuple[AttentionKernel, ...] = ("unfused", "fused-softmax")
     times = []
     for kernel in kernels:
