@@ -34,10 +34,11 @@ from meshwright.model_specs.parameters import attended_positions
 
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
 """Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""
-_UNFUSED_BYTES = (41.0, 43.0)
+_UNFUSED_BYTES = (33.0, 35.0)
 """Bytes a score one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax).
-Forward: score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (6), read (2).
-Backward: gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
+Forward: score written (2), cast up (6), masked (9), softmax (8), cast down (6), read (2). Backward: gradient
+written (2), cast (6), softmax (12), mask (9), cast (6). The product of queries and keys scales them (alpha of
+baddbmm, megatron/core/transformer/dot_product_attention.py); by a pass of its own only layers' numbers do."""
 _ODD_HEAD_FACTOR = 5.0
 """Time of an unfused GEMM whose head width is not a multiple of 8: no tensor cores."""
 _GATE_BYTES = (6.0, 10.0)

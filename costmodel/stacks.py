@@ -408,7 +408,8 @@ class MemoryProfile:
     """Bytes of a parameter that the optimizer step holds on each data-parallel rank's share (16-bit
     gradients)."""
     bf16_gradient_copies_bytes: float
-    """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
+    """Further bytes of a gradient element that stages 0 to 2 keep in bf16; below 0 where it is kept in fewer
+    than it is reduced in."""
     unsharded_in_pipeline: bool
     """Whether a pipeline keeps fp32 gradients whole for a step under ZeRO 2 and 3, and under ZeRO 3 16-bit
     weights too."""

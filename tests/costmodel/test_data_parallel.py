@@ -225,3 +225,15 @@ def test_internevo_broadcasts_when_the_optimizer_has_ended(groups: int) -> None:
     sent = DataParallelTraffic(100.0, 1.0, 100.0)
     hidden_s = 2.0 / 3.0 * 3.0 * (1.0 - c.constants.framework.dp_interference)
     assert float(np.asarray(exposed_s(c, sent, 3.0))) == pytest.approx(100.0 - hidden_s)
+
+
+def test_aleph_alphas_stack_reduces_and_gathers_beside_nothing() -> None:
+    """All-reduces of 500 M gradients at 32 bits when the backward passes have ended, then gathers at 16."""
+    c = context(Layout(dp=8, pp=2, num_micro_batches=8, zero_stage=1), "aa-scaling")
+    bucket, parameters = 5e8, 4e9
+    reduced_s = 8 * np.asarray(all_reduce_s(4 * bucket, c.placement.dp_cp, c.links))
+    traffic = data_parallel_traffic(c, parameters, 0.0)
+    assert np.asarray(traffic.seconds) == pytest.approx(reduced_s)
+    assert np.asarray(exposed_s(c, traffic, 1e3)) == pytest.approx(reduced_s)
+    gathered_s = 8 * np.asarray(long_ring_pass_s(2 * bucket, c.placement.dp_cp, c.links))
+    assert np.asarray(gather_after_update_s(c, parameters, 0.0)) == pytest.approx(gathered_s)

@@ -75,6 +75,22 @@ def test_attention_is_of_the_newest_generation_that_the_device_runs(
         assert (step_s(replace(work, attention_kernel="sdpa"), LAYOUT) != second) == pytorch
 
 
+def test_scores_that_pytorch_masks_one_operator_at_a_time_pass_hbm_more_often() -> None:
+    """33 and 35 bytes a score, where a fused softmax moves 11 and 16; the product before has scaled them."""
+    kernels: tuple[AttentionKernel, ...] = ("unfused", "fused-softmax")
+    times = []
+    for kernel in kernels:
+        work = replace(WORK, attention_kernel=kernel)
+        c = make_context(work, LAYOUT, nested_placement(work.cluster, LAYOUT))
+        times.append(attention_block(c))
+    seconds = 32 * 4096**2 / c.rates.hbm_bytes_per_s
+    unfused, fused = times
+    forward_s = np.asarray(unfused.forward["memory_bound"]) - fused.forward["memory_bound"]
+    backward_s = np.asarray(unfused.backward["memory_bound"]) - fused.backward["memory_bound"]
+    assert forward_s == pytest.approx((33 - 11) * seconds)
+    assert backward_s == pytest.approx((35 - 16) * seconds)
+
+
 @pytest.mark.parametrize(("kernel", "score_bytes"), [("fused-softmax", 2.0), ("unfused", 6.0)])
 def test_scores_stay_where_attention_is_not_fused(
     kernel: AttentionKernel, score_bytes: float
@@ -261,6 +277,13 @@ def test_fp32_sums_lie_beside_16_bit_gradients() -> None:
     """nanotron: 2 + 4 bytes, whether or not there is anyone to reduce them with."""
     work = replace(WORK, framework="nanotron")
     assert float(np.asarray(state_bytes(work, LAYOUT, 1)[1])) == 6.0
+
+
+def test_gradients_reduced_at_32_bits_are_kept_at_16() -> None:
+    """Aleph Alpha's stack casts a bucket for its all-reduce, and back."""
+    work = replace(WORK, framework="aa-scaling")
+    assert stack_constants(work).gradient_bytes == 4
+    assert float(np.asarray(state_bytes(work, LAYOUT, 64)[1])) == 2.0
 
 
 def test_gathered_inputs_are_kept_where_the_run_says_so() -> None:
