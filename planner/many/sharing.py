@@ -406,7 +406,7 @@ def least_values(jobs: Sequence[TimedJob], units: Sequence[int]) -> Values:
         sizes = slice(len(job.ticks))
         ticks[index, sizes], parts[index, sizes] = job.ticks, job.parts
         areas[index, sizes] = ticks[index, sizes] * job.demands
-    horizon = sum(job.shortest for job in jobs)
+    horizon = sum(max(job.ticks) for job in jobs)
     for weights in (np.ones(len(units)), np.array(part_weights(jobs, len(units)))):
         taken, room = areas * weights[parts], float(weights @ units) * (1 + 1e-9)
         fits = partial(_fits, ticks, taken, room)
@@ -902,10 +902,11 @@ class _Schedule:
                 literal, name = row[size], f"run{index}_{size}"
                 interval = model.new_optional_interval_var(start, ticks, end, literal, name)
                 parts[part].append((interval, demand, literal * (demand * ticks)))
+        for runs, most in zip(parts, units, strict=True):
+            model.add_cumulative([run[0] for run in runs], [run[1] for run in runs], most)
         makespan = model.new_int_var(0, self._horizon, "makespan")
         model.add_max_equality(makespan, self._ends)
         for runs, most in zip(parts, units, strict=True):
-            model.add_cumulative([run[0] for run in runs], [run[1] for run in runs], most)
             # What an area bound knows and the cumulative does not.
             model.add(sum(area for *_, area in runs) <= most * makespan)
         return makespan

@@ -184,6 +184,8 @@ def _layers(model: ModelSpec) -> Iterator[tuple[str, str]]:
     if len(set(kinds)) > 1 and pattern is None:
         part = repeated_part(kinds)
         order = ", then ".join(f"{number} of {kind}" for kind, number in runs(kinds[:part]))
+        if model.linear_attention is not None:
+            order = order.replace("linear attention", model.linear_attention.title)
         if len(order) > _LONGEST_ORDER:
             order = f"{order[:_LONGEST_ORDER]} ... (--json has all)"
         times = len(kinds) // part

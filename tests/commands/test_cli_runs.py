@@ -217,7 +217,9 @@ def test_model_says_what_was_read() -> None:
 
 def test_short_convolutions_are_shown_by_what_they_see() -> None:
     shown = " ".join(run("model", DATA / "hf_configs" / "lfm2-1.2b.json").stdout.split())
-    assert "short convolutions, 3 positions of 2,048 channels, in 10 layers" in shown
+    assert "short convolutions 3 positions of 2,048 channels, in 10 layers" in shown
+    assert "2 of short convolutions and feed-forward" in shown
+    assert "linear attention" not in shown
 
 
 @pytest.mark.parametrize("kind", ["model", "cluster", "run", "plan"])
