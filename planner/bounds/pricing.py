@@ -156,6 +156,11 @@ class CostModelPricing:
         """Mappings are parallelism matrices."""
         return True
 
+    def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:
+        """The bounds: on a regular fabric no mapping turns out to be impossible."""
+        del layout
+        return mappings
+
     def needs(self, layout: Layout) -> Sequence[Any]:
         """Nothing: on a regular fabric every parallelism matrix can be had."""
         return ()

@@ -529,14 +529,14 @@ class LayoutSearch:
         every_layout = scan.every_layout(most_gpus, more_than)
         order = LeastFirst(scan.bound_s, reach_s)
         self.certificate.layouts += every_layout
-        together = self._together
+        together, kernels = self._together, isinstance(self.chooser, KernelChooser)
         position, size = 0, self._params.first_batch
         if self._is_survey:
             size = self._params.largest_batch
         elif not self._best:
             size = max(size // self._unlike, 8)
-        elif self._first is not None:
-            # The price is about the best: nearly all must be expanded.
+        elif self._first is not None and not self._sought.any_first:
+            # The price is about the best, not that of a part of the nodes: nearly all must be expanded.
             size = self._params.largest_batch
         while True:
             while len(order) < position + size and reach_s < min(first_s, self._cutoff_s):
@@ -562,7 +562,7 @@ class LayoutSearch:
                 self.certificate.bounded_out += left_out
                 self._remaining_s()
                 self._expand(index, degrees, fits)
-                if self._is_promising():
+                if self._is_promising() and (kernels or size > self._params.first_batch):
                     self._improve(together)  # a price leaves the other executions little to expand
             is_stuck = not self._improve(together)
             position += len(taken)
@@ -697,16 +697,27 @@ class LayoutSearch:
         for _ in range(2 if together else 0):  # bounds of families and of mappings change the order
             self._bound_families(self._pool.by_bound(together))
             self._bound_mappings(self._pool.by_bound(together))
-        rows = self._pool.by_bound(max(most - opened, 0), bounded=not in_order)
-        for row in rows[np.logical_and.accumulate(self._pool.is_bounded[rows])]:
-            bounds = self._pool.mappings[row]
-            assert bounds is not None
-            index, layout = int(self._pool.branch[row]), self._pool.scalar(int(row))
-            if bounds.least_s < self._cutoff_s:
-                self.chooser.add(index, layout, bounds)
-            else:
+        while self._admit_first(max(most - opened, 0), in_order=in_order):
+            pass  # bounds rose: others come first
+
+    def _admit_first(self, most: int, *, in_order: bool) -> bool:
+        """Makes the first bounded layouts of the pool candidates; whether an old bound of one rose."""
+        rows, is_risen = self._pool.by_bound(most, bounded=not in_order), False
+        for row in rows[np.logical_and.accumulate(self._pool.is_bounded[rows])].tolist():
+            before = self._pool.mappings[row]
+            assert before is not None
+            index, layout = int(self._pool.branch[row]), self._pool.scalar(row)
+            bounds = self._branches[index].pricing.tightened(layout, before)
+            if bounds.least_s >= self._cutoff_s:
                 self.certificate.bounded_out += 1
-            self._pool.close(int(row))
+            elif bounds.least_s > before.least_s:
+                self._pool.set_mappings(row, bounds)
+                is_risen = True
+                continue
+            else:
+                self.chooser.add(index, layout, bounds)
+            self._pool.close(row)
+        return is_risen
 
     def _bound_families(self, rows: IntArray) -> None:
         """Bounds what only differs in what makes room at once, under true mappings."""
