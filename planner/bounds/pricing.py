@@ -56,8 +56,8 @@ from meshwright.planner.bounds.exact_cost import (
     PlacedLayout,
     PlacedLayouts,
     Priced,
-    all_answered,
-    answered,
+    worked_out,
+    worked_out_together,
 )
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import (
@@ -379,7 +379,7 @@ class CostModelPricing:
             fewest = int(self.least_memory_gib(one_row)[1][0])
         every = self._pricing_of(workload, layout).under(mappings.matrices)
         amounts = self._recompute_amounts(layout, fewest)
-        return answered(self._best(workload, mappings, every, amounts, cutoff_s))
+        return worked_out(self._best(workload, mappings, every, amounts, cutoff_s))
 
     def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
         """`exact` of each of some layouts [n], with its number, as `search.pricing.Pricing` has it.
@@ -391,7 +391,9 @@ class CostModelPricing:
         part_of = np.cumsum(np.array(counts)[degrees]) // MOST_TOGETHER
         for part in np.split(np.arange(len(part_of)), np.flatnonzero(np.diff(part_of)) + 1):
             works = dict(zip(part.tolist(), self._works(layouts.take(part)), strict=True))
-            for at, priced in sorted(all_answered(list(works.values()), self._deadline).items()):
+            for at, priced in sorted(
+                worked_out_together(list(works.values()), self._deadline).items()
+            ):
                 yield int(part[at]), priced
 
     def _works(self, layouts: Layout) -> list[Asking[Priced | None]]:
