@@ -32,7 +32,7 @@ from meshwright.planner.bounds.exact_cost import (
     LayoutPricing,
     MappingBounds,
     PlacedLayout,
-    answered,
+    worked_out,
 )
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
 from meshwright.planner.bounds.mappings import Matrices, divides_into, mappings_of
@@ -381,7 +381,7 @@ class _Near:
             return near
         bounds = MappingBounds(matrices=mapped.table, bound_s=np.zeros(len(mapped.table["tp"])))
         worth_finding_s = min(near.step_time_s or inf, cutoff_s)
-        priced = answered(mapped.pricing.best(bounds, mapped.placed, worth_finding_s))
+        priced = worked_out(mapped.pricing.best(bounds, mapped.placed, worth_finding_s))
         if priced is None:
             return near
         return mapped.price(priced.stages, int(priced.layout.recompute_layers))

@@ -1,8 +1,8 @@
 """The exact price of a layout: every mapping, every split that can be best.
 
 What a price asks of the cost model is put as questions, lists of them at a time (`Pricing`). A search that
-prices one layout answers them as they come (`answered`); one that prices many answers those of all layouts
-together, equal splits in one array operation each (`all_answered`).
+prices one layout answers them as they come (`worked_out`); one that prices many answers those of all layouts
+together, equal splits in one array operation each (`worked_out_together`).
 """
 
 from __future__ import annotations
@@ -196,12 +196,12 @@ Asking = Generator[Sequence[Question], Sequence[Any], T]
 """Yields questions, is sent their answers, and returns what comes of them."""
 
 
-def answered(work: Asking[T]) -> T:
+def worked_out(work: Asking[T]) -> T:
     """What comes of some work, its questions answered as they come."""
-    return all_answered([work])[0]
+    return worked_out_together([work])[0]
 
 
-def all_answered(works: Sequence[Asking[T]], deadline: float = inf) -> dict[int, T]:
+def worked_out_together(works: Sequence[Asking[T]], deadline: float = inf) -> dict[int, T]:
     """What comes of some works, by number, the questions of all answered together.
 
     Without those that are not done at the deadline, on the clock of `time.monotonic`.

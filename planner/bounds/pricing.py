@@ -56,8 +56,8 @@ from meshwright.planner.bounds.exact_cost import (
     PlacedLayout,
     PlacedLayouts,
     Priced,
-    all_answered,
-    answered,
+    worked_out,
+    worked_out_together,
 )
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import (
@@ -155,6 +155,11 @@ class CostModelPricing:
     def prices_matrices(self) -> bool:
         """Mappings are parallelism matrices."""
         return True
+
+    def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:
+        """The bounds: on a regular fabric no mapping turns out to be impossible."""
+        del layout
+        return mappings
 
     def needs(self, layout: Layout) -> Sequence[Any]:
         """Nothing: on a regular fabric every parallelism matrix can be had."""
@@ -374,7 +379,7 @@ class CostModelPricing:
             fewest = int(self.least_memory_gib(one_row)[1][0])
         every = self._pricing_of(workload, layout).under(mappings.matrices)
         amounts = self._recompute_amounts(layout, fewest)
-        return answered(self._best(workload, mappings, every, amounts, cutoff_s))
+        return worked_out(self._best(workload, mappings, every, amounts, cutoff_s))
 
     def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
         """`exact` of each of some layouts [n], with its number, as `search.pricing.Pricing` has it.
@@ -386,7 +391,9 @@ class CostModelPricing:
         part_of = np.cumsum(np.array(counts)[degrees]) // MOST_TOGETHER
         for part in np.split(np.arange(len(part_of)), np.flatnonzero(np.diff(part_of)) + 1):
             works = dict(zip(part.tolist(), self._works(layouts.take(part)), strict=True))
-            for at, priced in sorted(all_answered(list(works.values()), self._deadline).items()):
+            for at, priced in sorted(
+                worked_out_together(list(works.values()), self._deadline).items()
+            ):
                 yield int(part[at]), priced
 
     def _works(self, layouts: Layout) -> list[Asking[Priced | None]]:

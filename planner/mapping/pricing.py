@@ -491,6 +491,13 @@ class MappedPricing(CostModelPricing):
         space = self._space(layout)
         return None if space is None else space.profiles
 
+    def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:
+        """Without the profiles that no mapping is known to keep by now."""
+        space = self._space(layout)
+        if space is None or not np.any(np.isfinite(mappings.bound_s) & space.excluded):
+            return mappings
+        return replace(mappings, bound_s=np.where(space.excluded, inf, mappings.bound_s))
+
     def needs(self, layout: Layout) -> Sequence[Need | None]:
         """What each of `mappings` asks for."""
         space = self._space(layout)

@@ -329,7 +329,14 @@ class SlotChooser(Chooser):
         """The candidate of the least bound: its price costs less than a model of them all."""
         del best, wanted, time_limit_s
         waiting = self.opened
-        return waiting[0] if waiting and waiting[0].bound_s < cutoff_s else None
+        while waiting and waiting[0].bound_s < cutoff_s:
+            first, before_s = waiting[0], waiting[0].bound_s
+            pricing = self._branches[first.branch].pricing
+            first.mappings = pricing.tightened(first.layout, first.mappings)
+            if first.bound_s == before_s:
+                return first
+            waiting.sort(key=lambda each: each.bound_s)
+        return None
 
     def choose(
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None

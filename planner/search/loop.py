@@ -532,14 +532,14 @@ class LayoutSearch:
         every_layout = scan.every_layout(most_gpus, more_than)
         order = LeastFirst(scan.bound_s, reach_s)
         self.certificate.layouts += every_layout
-        together = self._together
+        together, kernels = self._together, isinstance(self.chooser, KernelChooser)
         position, size = 0, self._params.first_batch
         if self._is_survey:
             size = self._params.largest_batch
         elif not self._best:
             size = max(size // self._unlike, 8)
-        elif self._first is not None:
-            # The price is about the best: nearly all must be expanded.
+        elif self._first is not None and not self._sought.any_first:
+            # The price is about the best, not that of a part of the nodes: nearly all must be expanded.
             size = self._params.largest_batch
         while True:
             while len(order) < position + size and reach_s < min(first_s, self._cutoff_s):
@@ -563,9 +563,11 @@ class LayoutSearch:
             )
             for index, degrees, fits, left_out in branches:
                 self.certificate.bounded_out += left_out
+                # Without kernels all executions are expanded before one of a small batch is priced.
+                at_once = together if kernels or size > self._params.first_batch else 0
                 for rows in self._parts(fits, len(np.asarray(degrees.pp))):
                     part = None if fits is None else fits[rows]
-                    self._expand(index, degrees.take(rows), part, together)
+                    self._expand(index, degrees.take(rows), part, at_once)
             is_stuck = not self._improve(together)
             position += len(taken)
             if self._best or is_stuck:
@@ -614,7 +616,7 @@ class LayoutSearch:
 
     def _expand(self, index: int, degrees: Layout, fits: BoolArray | None, together: int) -> None:
         """Puts the layouts of some degrees under one execution, of which `fits`, into the pool, and prices
-        promising ones: a price leaves what comes after them little to expand.
+        promising ones, if `together` is above 0: a price leaves what comes after them little to expand.
 
         Bounding few variants drops next to none of them where the cutoff is a likely price from the start.
         """
@@ -625,7 +627,7 @@ class LayoutSearch:
                 degrees, self._cutoff_s, self.certificate, fits, few
             )
             self._pool.add(index, layouts, bound_s)
-        if self._is_promising():
+        if together and self._is_promising():
             self._improve(together)
 
     # 2. From the pool to the optimum.
@@ -721,16 +723,27 @@ class LayoutSearch:
         for _ in range(2 if together else 0):  # bounds of families and of mappings change the order
             self._bound_families(self._pool.by_bound(together))
             self._bound_mappings(self._pool.by_bound(together))
-        rows = self._pool.by_bound(max(most - opened, 0), bounded=not in_order)
-        for row in rows[np.logical_and.accumulate(self._pool.is_bounded[rows])]:
-            bounds = self._pool.mappings[row]
-            assert bounds is not None
-            index, layout = int(self._pool.branch[row]), self._pool.scalar(int(row))
-            if bounds.least_s < self._cutoff_s:
-                self.chooser.add(index, layout, bounds)
-            else:
+        while self._admit_first(max(most - opened, 0), in_order=in_order):
+            pass  # bounds rose: others come first
+
+    def _admit_first(self, most: int, *, in_order: bool) -> bool:
+        """Makes the first bounded layouts of the pool candidates; whether an old bound of one rose."""
+        rows, is_risen = self._pool.by_bound(most, bounded=not in_order), False
+        for row in rows[np.logical_and.accumulate(self._pool.is_bounded[rows])].tolist():
+            before = self._pool.mappings[row]
+            assert before is not None
+            index, layout = int(self._pool.branch[row]), self._pool.scalar(row)
+            bounds = self._branches[index].pricing.tightened(layout, before)
+            if bounds.least_s >= self._cutoff_s:
                 self.certificate.bounded_out += 1
-            self._pool.close(int(row))
+            elif bounds.least_s > before.least_s:
+                self._pool.set_mappings(row, bounds)
+                is_risen = True
+                continue
+            else:
+                self.chooser.add(index, layout, bounds)
+            self._pool.close(row)
+        return is_risen
 
     def _bound_families(self, rows: IntArray) -> None:
         """Bounds what only differs in what makes room at once, under true mappings."""

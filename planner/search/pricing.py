@@ -111,6 +111,12 @@ class Pricing(Protocol):
         """
         ...
 
+    def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:
+        """Bounds of a layout, infinite for the mappings that are known to be impossible by now; themselves
+        where there is no news.
+        """
+        ...
+
     def needs(self, layout: Layout) -> Sequence[Need | None]:
         """What each mapping asks of the slots of an irregular allocation; empty where it asks nothing."""
         ...
@@ -225,6 +231,10 @@ class CorrectedPricing:
         bounds = self._pricing.mapping_bounds(layouts, numbers_of_groups)
         factors = self._corrections.factor(self.workload, layouts).tolist()
         return [_scaled(each, factor) for each, factor in zip(bounds, factors, strict=True)]
+
+    def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:
+        """As the prices that are corrected."""
+        return self._pricing.tightened(layout, mappings)
 
     def needs(self, layout: Layout) -> Sequence[Need | None]:
         """As the prices that are corrected."""

@@ -99,8 +99,12 @@ def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(seeds: Sequence
 
 @pytest.mark.slow
 def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight nodes on uneven leaves: the same optimum with the counts of slots in the model and without."""
+    """Eight nodes on uneven leaves: the same optimum with the counts of slots in the model and without.
+
+    Bounds stay as they were first: kept up to date they settle this request without a model.
+    """
     found, posted = [], []
+    monkeypatch.setattr(MappedPricing, "tightened", lambda pricing, layout, mappings: mappings)
 
     def counted(*arguments: Any) -> Any:
         posted.append(sum(need is not None for asked in arguments[3] for need in asked))
@@ -166,6 +170,24 @@ def test_counts_that_blocks_hold_alike_keep_pipelines_in_them(alike: bool) -> No
         assert np.all(blocks == blocks[0])
         held = np.array([np.bincount(row, minlength=5) for row in found]).T
         assert np.array_equal(held, counts)
+
+
+@pytest.mark.parametrize("seed", [6, 9, 20])
+def test_bounds_follow_what_prices_of_other_layouts_exclude(seed: int) -> None:
+    """They rise to what is bounded anew, and stay on part-filled nodes (20), whose mappings are listed."""
+    request = random_request(seed)
+    tables = legal_layouts(request)
+    before = tables.pricing.mapping_bounds(tables.candidates.layouts)
+    layouts = list(tables.layouts())
+    for layout, bounds in zip(layouts, before, strict=True):
+        tables.pricing.exact(layout, bounds, inf)
+    anew = tables.pricing.mapping_bounds(tables.candidates.layouts)
+    rising = 0
+    for layout, old, new in zip(layouts, before, anew, strict=True):
+        tightened = tables.pricing.tightened(layout, old)
+        assert np.array_equal(tightened.bound_s, new.bound_s)
+        rising += tightened.least_s > old.least_s
+    assert (rising > 0) == (not has_parts_of_nodes(request))
 
 
 def least_bound_completed(request: PlanRequest) -> tuple[float, float]:
