@@ -454,11 +454,11 @@ def _experts_again(workload: Workload, layout: Layout) -> Floats:
         return 0.0
     plain = replace(layout, recompute=recompute & ~int(Recompute.EXPERTS))
     experts = BlockShares(attention=0.0, mamba=0.0, feed_forward=0.0, experts=1.0)
-    kept, recomputed = (
+    saved, saved_recomputed = (
         activation_bytes_per_layer(workload, each, experts=True, blocks=experts)[0]
         for each in (plain, layout)
     )
-    return kept - recomputed
+    return saved - saved_recomputed
 
 
 def _offloaded_at_hand(workload: Workload, layout: Layout) -> Floats:

@@ -204,12 +204,12 @@ def moe_mlp(c: Context) -> LayerTime:
         block = _beside(block, _latent_projections(c, moe.latent_size))
     if moe.shared_width:
         block = _beside(block, dense_mlp(c, moe.shared_width, norm=False))
-    again = recomputes_experts(c.layout)
-    if not again.any():
+    is_recomputed = recomputes_experts(c.layout)
+    if not is_recomputed.any():
         return block
     norm_s = streamed_s(c.element_bytes.norm[0] * c.hidden_elements, c.rates)
     behind_norm = {**block.forward, "memory_bound": block.forward["memory_bound"] - norm_s}
-    run_again = scaled(behind_norm, np.where(again, 1.0, 0.0))
+    run_again = scaled(behind_norm, np.where(is_recomputed, 1.0, 0.0))
     return replace(block, recompute=add(block.recompute, run_again))
 
 
@@ -228,8 +228,8 @@ def recomputes_experts(layout: Layout) -> NDArray[np.bool_]:
     -------
     bool, or array of bool of shape [n]
     """
-    again: NDArray[np.bool_] = (np.asarray(layout.recompute) & int(Recompute.EXPERTS)) != 0
-    return again
+    marked: NDArray[np.bool_] = (np.asarray(layout.recompute) & int(Recompute.EXPERTS)) != 0
+    return marked
 
 
 def _beside(routed: LayerTime, other: LayerTime) -> LayerTime:

@@ -754,9 +754,9 @@ def _further_launches_s(c: Context, shares: BlockShares) -> Floats:
     if c.tp_overlaps:
         gemms = _OVERLAPPED_GEMMS * shares.total * np.where(tp > 1, tp, 0)
     steps = _RING_STEP_LAUNCHES * shares.attention * np.where(in_ring > 1, in_ring, 0)
-    again = shares.experts * recomputes_experts(c.layout)
+    recomputed_experts = shares.experts * recomputes_experts(c.layout)
     behind_attention_s = _expert_launches_s(c) - 0.5 * stack.launch_layer_s
-    further_s = stack.piece_launch_s * (gemms + steps) + behind_attention_s * again
+    further_s = stack.piece_launch_s * (gemms + steps) + behind_attention_s * recomputed_experts
     if not frozen(c.workload):
         return further_s
     return further_s - gradient_launches(c) * _own_launches_s(c, shares)
