@@ -285,8 +285,13 @@ def _joined(layouts: Sequence[Layout]) -> Layout:
 
 def _with_one_split(layouts: Layout, one: Layout) -> Layout:
     """Layouts that agree with one in what ranks of a split have, as plain numbers."""
-    names = ("pp", "vpp", "schedule", "recompute_layers")
-    return replace(layouts, **{name: getattr(one, name) for name in names})
+    return replace(
+        layouts,
+        pp=one.pp,
+        vpp=one.vpp,
+        schedule=one.schedule,
+        recompute_layers=one.recompute_layers,
+    )
 
 
 def _steps(questions: Sequence[StepQuestion]) -> list[StepSeconds]:
