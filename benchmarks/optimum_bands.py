@@ -20,6 +20,7 @@ import yaml
 from numpy.typing import NDArray
 
 from benchmarks.error_bands import leaning
+from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.measured_settings import (
     KINDS_OF_MODEL,
     OTHER_CLASS,
@@ -193,10 +194,10 @@ def document(groups: Sequence[PlannedGroup], runs: Sequence[MeasuredSettings]) -
 
 
 def fastest_recipes(runs: Iterable[Run]) -> list[MeasuredRecipe]:
-    """Of trusted runs with a step time, the fastest of each work, as the cost model holds them."""
+    """Of trusted pre-training runs with a step time, the fastest of each work, as the cost model holds them."""
     fastest: dict[tuple[Any, ...], Run] = {}
     for run in runs:
-        if run.suspect is None and _seconds(run) < inf:
+        if run.suspect is None and run.workload.kind == PRETRAINING and _seconds(run) < inf:
             work = run.workload
             size = parameter_count(work.model)
             batch = work.gpus, work.global_batch, work.seq_len, work.precision
