@@ -21,7 +21,7 @@ from meshwright.costmodel.adapters import (
     kept_outputs_bytes,
 )
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
-from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
+from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute, recomputes_experts
 from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved, uncut_saved_bytes
 from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import (
@@ -272,7 +272,7 @@ def activation_bytes_per_layer(
         own = 0.0 if model.mamba_beside_attention else around_attention
         saved = saved + shares.mamba * (own + _mamba_saved(model, layout, narrow))
     if shares.experts:
-        inside = np.where(mask & int(Recompute.EXPERTS), 0.0, _moe_saved(workload, layout, narrow))
+        inside = np.where(recomputes_experts(layout), 0.0, _moe_saved(workload, layout, narrow))
         routed = between + kept_apart + inside
         saved = saved + shares.experts * routed
     if shares.feed_forward:

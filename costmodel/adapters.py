@@ -469,7 +469,8 @@ and of two norms."""
 def gradient_launches(c: Context) -> float:
     """Launches of the gradients of a layer's own weights, over those of its forward pass.
 
-    Frozen weights do not have them (megatron/core/tensor_parallel/layers.py, LinearWithFrozenWeight).
+    Frozen weights do not have them (megatron/core/tensor_parallel/layers.py, LinearWithFrozenWeight). The
+    counts are of dense layers; a layer with experts is taken to have the same share.
 
     Parameters
     ----------

@@ -20,7 +20,13 @@ from meshwright.costmodel.activations import (
     offloads_any,
 )
 from meshwright.costmodel.adapters import adapted_outputs, frozen, normed_bytes
-from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
+from meshwright.costmodel.layer_kinds import (
+    CAST_KERNELS,
+    DENSE_KERNELS,
+    EXPERT_KERNELS,
+    ROUTER_KERNELS,
+)
+from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute, recomputes_experts
 from meshwright.costmodel.losses import chunk_bytes, loss_held_bytes
 from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
 from meshwright.costmodel.states import (
@@ -251,16 +257,6 @@ def _hybridep(tokens: Floats, ranks: Floats, inside: Floats, local: Floats, widt
 
 _NODE_BYTES = 10.0 * 1024.0
 """Of a kernel in an instantiated graph (NVIDIA/cccl pull request 3768: 'around 10KB per kernel node')."""
-_DENSE_NODES = 40.0
-"""Kernels of a Transformer Engine layer, forward and backward, at 16 bits: 2 norms, 4 products, rotary
-embedding, attention, activation, 2 residual adds and the exchanges of tensor parallelism, and twice that
-backward."""
-_CAST_NODES = 40.0
-"""More of them where operands are cast: two for each operand of its 12 products, scales and transposes."""
-_ROUTER_NODES = 30.0
-"""Of router, its loss and the preparation of the dispatch."""
-_EXPERT_NODES = 50.0
-"""Of permutation, dispatch, grouped products, combine and the shared experts."""
 _PROJECTION_NODES = 3.0
 """Of a projection around experts that have them: a product forward and two backward. The one ahead of the
 dispatch is captured with its preparation."""
@@ -298,17 +294,17 @@ def _nodes_per_layer(workload: Workload) -> float:
     if scope == "none":
         return 0.0
     blocks = workload.model.blocks
-    router = blocks.experts * _ROUTER_NODES if experts else 0.0
+    router = blocks.experts * ROUTER_KERNELS if experts else 0.0
     if scope == "feed_forward":
-        return router or blocks.feed_forward * _DENSE_NODES / 2.0
-    casts = _CAST_NODES if workload.precision not in ("bf16", "fp16") else 0.0
-    attention = 0.5 * blocks.total * (_DENSE_NODES + casts) + router
+        return router or blocks.feed_forward * DENSE_KERNELS / 2.0
+    casts = CAST_KERNELS if workload.precision not in ("bf16", "fp16") else 0.0
+    attention = 0.5 * blocks.total * (DENSE_KERNELS + casts) + router
     if workload.model.moe is None:
         return attention
     projections = _PROJECTION_NODES * (workload.model.latent_size is not None)
     if scope != "full":
         return attention + blocks.experts * projections
-    return attention + blocks.experts * (_EXPERT_NODES + 2.0 * projections)
+    return attention + blocks.experts * (EXPERT_KERNELS + 2.0 * projections)
 
 
 # What a rank holds beside states and saved activations: loss, one layer at work, buffers, stranded blocks.
@@ -449,10 +445,9 @@ def _largest_saved(workload: Workload, layout: Layout) -> Floats:
 
 def _experts_again(workload: Workload, layout: Layout) -> Floats:
     """Saved bytes of one layer's experts where they are recomputed: they are back for its backward pass."""
-    recompute = np.asarray(layout.recompute)
-    if not np.any(recompute & int(Recompute.EXPERTS)):
+    if not recomputes_experts(layout).any():
         return 0.0
-    plain = replace(layout, recompute=recompute & ~int(Recompute.EXPERTS))
+    plain = replace(layout, recompute=np.asarray(layout.recompute) & ~int(Recompute.EXPERTS))
     experts = BlockShares(attention=0.0, mamba=0.0, feed_forward=0.0, experts=1.0)
     saved, saved_recomputed = (
         activation_bytes_per_layer(workload, each, experts=True, blocks=experts)[0]

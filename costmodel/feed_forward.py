@@ -33,7 +33,7 @@ from meshwright.costmodel.layer_context import (
     total,
     unhidden_s,
 )
-from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.layout import Floats, Recompute, recomputes_experts
 from meshwright.costmodel.workload import (
     GATHERS,
     Workload,
@@ -211,25 +211,6 @@ def moe_mlp(c: Context) -> LayerTime:
     behind_norm = {**block.forward, "memory_bound": block.forward["memory_bound"] - norm_s}
     run_again = scaled(behind_norm, np.where(is_recomputed, 1.0, 0.0))
     return replace(block, recompute=add(block.recompute, run_again))
-
-
-def recomputes_experts(layout: Layout) -> NDArray[np.bool_]:
-    """Whether selective recomputation runs whole layers of experts again.
-
-    Their transfers too: the checkpoint is around dispatch and combine (megatron-core 0.16,
-    megatron/core/transformer/moe/moe_layer.py, MoELayer.forward).
-
-    Parameters
-    ----------
-    layout : Layout
-        One layout, or many of shape [n].
-
-    Returns
-    -------
-    bool, or array of bool of shape [n]
-    """
-    marked: NDArray[np.bool_] = (np.asarray(layout.recompute) & int(Recompute.EXPERTS)) != 0
-    return marked
 
 
 def _beside(routed: LayerTime, other: LayerTime) -> LayerTime:

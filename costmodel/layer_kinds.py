@@ -18,13 +18,7 @@ from meshwright.costmodel.adapters import (
     layer_launches,
 )
 from meshwright.costmodel.attention import attention_block, full_share, one_window_share
-from meshwright.costmodel.feed_forward import (
-    dense_mlp,
-    hide_expert_traffic,
-    linear,
-    moe_mlp,
-    recomputes_experts,
-)
+from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
@@ -42,7 +36,7 @@ from meshwright.costmodel.layer_context import (
     streamed_passes_s,
     total,
 )
-from meshwright.costmodel.layout import Floats, Recompute, in_shape
+from meshwright.costmodel.layout import Floats, Recompute, in_shape, recomputes_experts
 from meshwright.costmodel.losses import head_passes_s
 from meshwright.costmodel.other_blocks import (
     block_launches,
@@ -531,21 +525,31 @@ def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) 
     return _with_host(c, own.layer, own.launch_s, own.sync_s, shares=shares)
 
 
-_WITHOUT_CASTS = 100.0 / 140.0
-"""Launches of a layer with experts without casts over those with them, of which `launch_moe_layer_s` is: half
-of a dense layer's kernels, 20, with 30 of the router and 50 of the experts; 20 casts more for the products of
-attention and 20 for those of experts (the counts of `buffers.graph_bytes`)."""
+DENSE_KERNELS = 40.0
+"""Kernels of a Transformer Engine layer, forward and backward, at 16 bits: 2 norms, 4 products, rotary
+embedding, attention, activation, 2 residual adds and the exchanges of tensor parallelism, and twice that
+backward."""
+CAST_KERNELS = 40.0
+"""More of them where operands are cast: two for each operand of its 12 products, scales and transposes."""
+ROUTER_KERNELS = 30.0
+"""Of router, its loss and the preparation of the dispatch."""
+EXPERT_KERNELS = 50.0
+"""Of permutation, dispatch, grouped products, combine and the shared experts."""
+_AT_16_BITS = 0.5 * DENSE_KERNELS + ROUTER_KERNELS + EXPERT_KERNELS
+_SHARE_WITHOUT_CASTS = _AT_16_BITS / (_AT_16_BITS + CAST_KERNELS)
+"""Kernels of a layer of attention and experts at 16 bits over those of one whose operands are cast."""
 
 
 def _expert_launches_s(c: Context) -> float:
     """Host seconds of one forward pass of a layer of attention and experts.
 
-    DeepEP and HybridEP dispatch with few kernels; what the others launch to count, sort and send tokens is
-    about as much as the casts that they lack at 16 bits (megatron/core/transformer/moe/token_dispatcher.py).
+    `launch_moe_layer_s` was measured with casts, under fused dispatchers. DeepEP and HybridEP dispatch with
+    few kernels. What the others launch to count, sort and send tokens is about as much as the casts that they
+    lack at 16 bits (megatron/core/transformer/moe/token_dispatcher.py).
     """
     fused = deduplicates(c.workload)
-    fewer = _WITHOUT_CASTS if fused and not c.cast_bytes else 1.0
-    return c.constants.framework.launch_moe_layer_s * fewer
+    share = _SHARE_WITHOUT_CASTS if fused and not c.cast_bytes else 1.0
+    return c.constants.framework.launch_moe_layer_s * share
 
 
 def _own_launches_s(c: Context, shares: BlockShares) -> float:
@@ -745,8 +749,10 @@ def _host_share(c: Context) -> float:
 
 
 def _further_launches_s(c: Context, shares: BlockShares) -> Floats:
-    """Host seconds to launch experts that selective recomputation runs again, and what a layer is cut into:
-    GEMMs beside transfers, steps of ring attention; less gradients that frozen weights have none of.
+    """Host seconds of launches that the passes of a layer do not count.
+
+    Experts that selective recomputation runs again, and what a layer is cut into: GEMMs beside transfers,
+    steps of ring attention. Gradients of frozen weights, which have no launches, are taken off.
     """
     stack = c.constants.framework
     tp, in_ring = np.asarray(c.layout.tp), ring_steps(c)

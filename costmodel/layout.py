@@ -297,3 +297,22 @@ class Placement:
 
 GROUPS = tuple(field.name for field in fields(Placement))
 """Every kind of group that has a place."""
+
+
+def recomputes_experts(layout: Layout) -> NDArray[np.bool_]:
+    """Whether selective recomputation runs whole layers of experts again.
+
+    Their transfers too: the checkpoint is around dispatch and combine (megatron-core 0.16,
+    megatron/core/transformer/moe/moe_layer.py, MoELayer.forward).
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    bool, or array of bool of shape [n]
+    """
+    marked: NDArray[np.bool_] = (np.asarray(layout.recompute) & int(Recompute.EXPERTS)) != 0
+    return marked

@@ -18,10 +18,10 @@ from meshwright.costmodel.collectives import (
     members_inside,
 )
 from meshwright.costmodel.data_parallel import hiding_windows, passes_of_a_step
-from meshwright.costmodel.feed_forward import dispatch_links, recomputes_experts, routed_copies
+from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import Layout, recomputes_experts
 from meshwright.costmodel.rank_load import LayerCounts, Stages, rank_counts
 from meshwright.costmodel.states import optimizer_shards, rank_parameters
 from meshwright.costmodel.workload import (
