@@ -434,6 +434,7 @@ def _card(card: Card) -> str:
     return f'<div class="card"><b>{value}</b><span>{what}</span>{note}</div>'
 
 
+_SLASH_OF_A_PATH = re.compile(r"(?<=\w\w)/(?=\w\w)")
 _UNIT_BEHIND = re.compile(r"(?<=\d) (?=(?:%|s|ms|us|x|[KMGT]i?B|tokens)(?:\W|$))")
 
 
@@ -481,22 +482,27 @@ def block_html(block: Block) -> str:
         case Heading():
             return f"<h3>{escape(block.title)}</h3>"
         case Line():
-            words = escape(str(block))
+            words = _prose(str(block))
             return f"<p>{words}</p>" if words.strip() else ""
         case Facts():
             rows = (
-                f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>"
+                f"<dt>{escape(name)}</dt><dd>{_prose(words)}</dd>"
                 for name, words in block.rows
                 if words
             )
             return f"<dl>{''.join(rows)}</dl>"
         case Bullets():
-            return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block.items) + "</ul>"
+            return "<ul>" + "".join(f"<li>{_prose(item)}</li>" for item in block.items) + "</ul>"
         case Table():
             kinds = [' class="left"' if column.kind.is_left else "" for column in block.columns]
             head = _row("th", kinds, map(escape, block.head))
             body = "".join(_row("td", kinds, map(_cell, row)) for row in block.cells)
             return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def _prose(words: str) -> str:
+    """Words of a paragraph. The path of a file may break behind its slashes, on a narrow screen."""
+    return _SLASH_OF_A_PATH.sub("/<wbr>", escape(words))
 
 
 def _row(tag: str, kinds: Sequence[str], cells: Iterable[str]) -> str:
