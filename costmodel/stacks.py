@@ -16,6 +16,10 @@ from meshwright.costmodel.workload import (
 
 OF_PYTORCH = 2.9
 """Generation of what PyTorch's own attention takes."""
+_OF_TRAINERS = 2.8
+"""What launch files of trainers ask for: FlashAttention-2 where PyTorch's own is in Triton."""
+_OF_EARLIER_PYTORCH = 2.1
+"""The same before it preferred cuDNN."""
 OF_WIDE_HEADS = 0.5
 """In the place of a generation: PyTorch's memory-efficient kernel."""
 _FLASH_GENERATIONS = {
@@ -33,6 +37,9 @@ UP_TO_FLASH_2 = ("volta", "ampere", "ada")
 """Where no kernel after FlashAttention-2 runs: FlashAttention-3 is of compute capability 9.0 alone, below
 which Transformer Engine takes FlashAttention-2 before cuDNN
 (transformer_engine/pytorch/attention/dot_product_attention/utils.py, get_attention_backend)."""
+_ATTENTION_IN_TRITON = ("cdna3", "cdna4")
+"""Where PyTorch's attention is AOTriton, kernels in Triton (torch 2.13, aten/src/ATen/Context.cpp,
+getROCmFAPreferredBackend: AOTriton where nobody asks for another)."""
 WITHOUT_FLASH = ("volta",)
 """Where neither FlashAttention nor cuDNN's fused attention runs, which ask for compute capability 8.0
 (Transformer Engine 2.15, the same function: "for compute capability < sm80"). Transformer Engine then leaves
@@ -51,8 +58,9 @@ class FrameworkConstants:
     fused_softmax: bool
     """Whether an attention that is not fused at least has scale, mask and softmax in one kernel."""
     flash_generation: float
-    """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 2.5: cuDNN up to 9.0; 3:
-    FlashAttention-3 or a later cuDNN; `OF_WIDE_HEADS` as it says. A device has its own, `generation_on`."""
+    """1: FlashAttention, and kernels in Triton; 2: FlashAttention-2 or PyTorch's own kernel; 2.5: cuDNN up
+    to 9.0; 3: FlashAttention-3 or a later cuDNN; `OF_WIDE_HEADS` as it says. A device has its own,
+    `generation_on`."""
     launch_layer_s: float
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
@@ -316,17 +324,20 @@ def generation_on(architecture: str, generation: float) -> float:
     architecture : str
         Of the device.
     generation : float
-        As `FrameworkConstants.flash_generation`; `OF_PYTORCH` leaves it to the device.
+        As `FrameworkConstants.flash_generation`; PyTorch's own leave it to the device.
 
     Returns
     -------
     float
-        2 where the device has nothing later, and `OF_WIDE_HEADS` where it has none but PyTorch's other one.
+        1 where PyTorch's is in Triton, 2 where the device has nothing later, and `OF_WIDE_HEADS` where it has
+        none but PyTorch's other one.
     """
-    if architecture in WITHOUT_FLASH and generation == OF_PYTORCH:
-        return OF_WIDE_HEADS
-    if generation == OF_PYTORCH:
-        return 3 if architecture in _PREFERS_CUDNN else 2
+    if generation in (OF_PYTORCH, _OF_EARLIER_PYTORCH, _OF_TRAINERS):
+        if architecture in WITHOUT_FLASH:
+            return OF_WIDE_HEADS
+        if architecture in _ATTENTION_IN_TRITON and generation != _OF_TRAINERS:
+            return 1
+        return 3 if generation != _OF_EARLIER_PYTORCH and architecture in _PREFERS_CUDNN else 2
     return min(generation, 2) if architecture in UP_TO_FLASH_2 else generation
 
 

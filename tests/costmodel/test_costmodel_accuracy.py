@@ -60,7 +60,7 @@ def test_the_sources_that_other_calculators_are_judged_by(
 @pytest.mark.parametrize(
     ("source", "rows", "time_pct"),
     [
-        ("amd_primus", 3, 6.0),
+        ("amd_primus", 3, 12.0),
         ("fms_fsdp", 6, 15.5),
         ("megascale", 4, 10.5),
         ("megatron_bridge_2608", 4, 10.0),

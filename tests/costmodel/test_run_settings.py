@@ -192,6 +192,47 @@ def test_fp8_attention_on_hopper_beside_its_kernel(
 
 
 @pytest.mark.parametrize(
+    ("cluster", "framework", "forward", "backward"),
+    [
+        ("mi355x", "megatron", 1173, 1034),
+        ("mi355x", "torchtitan", 630, 224),
+        ("mi355x", "torchtitan-compile", 630, 224),
+        ("mi355x", "fsdp2", 844, 480),
+        ("mi355x", "deepspeed", 844, 480),
+    ],
+)
+def test_attention_of_amd_beside_its_kernels(
+    cluster: str, framework: str, forward: float, backward: float
+) -> None:
+    """Causal heads of 128 at 8,192 tokens, TFLOP/s: AITER, AOTriton (PyTorch's), Composable Kernel.
+
+    HazyResearch/HipKittens, analysis/attn.
+    """
+    work = replace(WORK, cluster=read_cluster(cluster), framework=framework, seq_len=8192)
+    rates = kernel_rates(work, constants_for(work))
+    work_s = 1.0 / rates.attention_forward_flops + 2.5 / rates.attention_backward_flops
+    assert 1e12 * work_s == pytest.approx(1.0 / forward + 2.5 / backward, rel=0.03)
+
+
+def test_pytorch_runs_attention_on_amd_in_triton() -> None:
+    """MI300X, forward, causal heads of 128 at 8,192 tokens: AITER 446, AOTriton 290 TFLOP/s.
+
+    midiareshadi/attn-dsl-bench, results/raw/sweep_v1.csv. A run that names flash-attn gets its kernels.
+    """
+    work = replace(WORK, cluster=read_cluster("mi300x"), framework="torchtitan", seq_len=8192)
+    flash = kernel_rates(
+        replace(work, attention_kernel="flash-2"),
+        constants_for(replace(work, attention_kernel="flash-2")),
+    )
+    pytorch = kernel_rates(work, constants_for(work))
+    megatron = replace(work, framework="megatron")
+    fused = kernel_rates(megatron, constants_for(megatron))
+    assert fused.attention_forward_flops == pytest.approx(446e12, rel=0.05)
+    assert pytorch.attention_forward_flops < 290e12
+    assert pytorch.attention_forward_flops < flash.attention_forward_flops
+
+
+@pytest.mark.parametrize(
     ("device", "model", "precision", "forward", "backward"),
     [
         ("gb200", "llama-3-70b", "fp8", 2047 / 1574, 1454 / 1332),
