@@ -283,9 +283,16 @@ def test_parts_add_up_and_sit_on_their_ranks() -> None:
 def test_head_of_llama_3_8b_on_one_gpu() -> None:
     work = replace(workload("llama-3-8b", seq_len=8192), gpus=1)
     parts = stage_memory_parts_gib(work, Layout(), even(32, 1))
-    assert parts["logits"][0] * GIB == pytest.approx(6 * 8192 * 128_256)
+    assert parts["logits"][0] * GIB == pytest.approx(10 * 8192 * 128_256)
     for name, each in (("weights", 2), ("gradients", 4), ("optimizer", 12)):
         assert parts[name][0] * GIB == pytest.approx(8.03e9 * each, rel=1e-3)
+
+
+def test_the_loss_of_an_mtp_module_keeps_its_softmax() -> None:
+    """10 bytes a logit of the head's loss, and beside it 4 of the module's, which was taken before."""
+    work = replace(workload("deepseek-v3", seq_len=4096), gpus=8)
+    parts = stage_memory_parts_gib(work, Layout(ep=8, dp=8), even(61, 1))
+    assert parts["logits"][0] * GIB == pytest.approx((10 + 4) * 4096 * work.model.vocab)
 
 
 def test_usable_memory_leaves_the_reserve_free() -> None:

@@ -87,11 +87,19 @@ def test_what_moves_less_takes_less() -> None:
 
 def test_a_fused_loss_holds_sixteen_bit_logits() -> None:
     fused, plain = (replace(HOPPER, te_loss=said) for said in (True, False))
+    stepwise = replace(plain, stepwise_loss=True)
     assert stack_constants(fused).fused_loss
     assert not stack_constants(plain).fused_loss
-    held = [stage_memory_parts_gib(work, LAYOUT, STAGES)["logits"][0] for work in (fused, plain)]
-    # Of 8,192 x 128,256 logits: 6 bytes each, or 2 and the 16-bit gradients of logits and head.
+    each = [
+        stage_memory_parts_gib(work, LAYOUT, STAGES)["logits"][0] * 2**30
+        for work in (fused, stepwise, plain)
+    ]
+    # Of 8,192 x 128,256 logits: 2 bytes and the 16-bit gradients of logits and head; softmax that becomes the
+    # gradient and its 16-bit copy; and a second tensor of 32 bits between them.
     logits, head = 8192 * 128256, 128256 * 4096
-    assert held[1] * 2**30 == pytest.approx(6 * logits)
-    assert held[0] * 2**30 == pytest.approx(2 * logits + 2 * head)
+    assert each == pytest.approx([2 * logits + 2 * head, 6 * logits, 10 * logits])
+
+
+def test_a_loss_on_its_own_is_slower_than_a_fused_one() -> None:
+    fused, plain = (replace(HOPPER, te_loss=said) for said in (True, False))
     assert seconds(fused, "head") < seconds(plain, "head")
