@@ -207,6 +207,9 @@ and the product that the gradient of the weight needs (transformers/models/gemma
 16-bit input is kept by no other operator."""
 _DROPOUT_BYTES = 3.0
 """Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
+_BLOCK_MASK_BYTES = 1.0
+"""Of an element behind attention and behind the feed-forward: the mask of its dropout (Korthikanti et al.
+2022, section 4.1), where that of scores is kept in a model with learned positions."""
 
 
 def _saved_input_bytes(workload: Workload) -> float:
@@ -486,6 +489,9 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
         kept = kept + shares.total * per_element * model.hidden / sequence_shards(layout)
         each = _WIDE_NORM_BYTES * (1.0 + (not frozen(workload)))
         kept = kept + model.further_norms * each * model.hidden / sequence_shards(layout)
+    stack = stack_constants(workload)
+    if not stack.flash_attention and stack.fused_softmax and model.position == "learned":
+        kept = kept + shares.total * _BLOCK_MASK_BYTES * model.hidden / sequence_shards(layout)
     if "gate" in apart and model.gated:
         kept = kept + shares.feed_forward * 2.0 * model.ffn_hidden / tp
     if workload.keeps_gathered_inputs:
