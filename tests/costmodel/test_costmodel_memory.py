@@ -122,18 +122,18 @@ def test_activations_come_near_the_published_count(framework: SetProfile, name: 
     framework(flash_attention=False)
     work = workload(name)
     model = work.model
-    kept, _ = activation_bytes_per_layer(work, Layout(), experts=False)
+    saved, _ = activation_bytes_per_layer(work, Layout(), experts=False)
     published = unfused_activation_bytes(2048, 2048, model.hidden, model.heads, 1)
-    assert kept == pytest.approx(published + 4 * 2048 * model.heads)
+    assert saved == pytest.approx(published + 4 * 2048 * model.heads)
 
 
 def test_recomputing_core_attention_drops_the_scores(framework: SetProfile) -> None:
     framework(flash_attention=False)
     work = workload("gpt3-175b")
-    kept, _ = activation_bytes_per_layer(work, Layout(), experts=False)
+    saved, _ = activation_bytes_per_layer(work, Layout(), experts=False)
     mask = Layout(recompute=int(Recompute.CORE_ATTENTION))
     without, _ = activation_bytes_per_layer(work, mask, experts=False)
-    assert np.asarray(kept) - without == pytest.approx(5 * 96 * 2048 * 2048)
+    assert np.asarray(saved) - without == pytest.approx(5 * 96 * 2048 * 2048)
 
 
 def test_context_parallel_ranks_hold_scores_of_all_keys(framework: SetProfile) -> None:
