@@ -139,7 +139,7 @@ def _offloaded_per_token(
         inputs = freed + 2.0 * workload.model.hidden / sequence_shards(layout)
         return Offloaded(inputs, inputs)
     if shares.attention and offloads(workload, "core_attn"):
-        attention = _of_attention(workload, layout, tokens, narrow)
+        attention = _of_attention(workload, layout, tokens)
         freed = freed + shares.attention * attention.freed
         copied = copied + shares.attention * attention.copied
     if shares.experts:
@@ -153,8 +153,8 @@ def _leaving(tokens: Floats, width: Floats) -> Floats:
     return np.where(tokens * width >= LEAST_ELEMENTS, width, 0.0)
 
 
-def _of_attention(workload: Workload, layout: Layout, tokens: Floats, narrow: float) -> Offloaded:
-    """Bytes a token of queries, keys, values at 16 bits, and the output in the projection's format."""
+def _of_attention(workload: Workload, layout: Layout, tokens: Floats) -> Offloaded:
+    """Bytes a token of queries, keys, values and the output, which its kernel and the projection keep."""
     model, tp = workload.model, np.asarray(layout.tp)
     heads = model.heads / tp
     latent = model.attention is not None
@@ -168,8 +168,8 @@ def _of_attention(workload: Workload, layout: Layout, tokens: Floats, narrow: fl
     output = _leaving(tokens, heads * model.v_head_dim)
     freed, copied = inputs, inputs + 2.0 * output
     if offloads(workload, "attn_proj"):
-        freed = freed + (narrow + 2.0 * swaps_heads(workload, layout)) * output
-        copied = copied + narrow * output
+        freed = freed + _WIDE_BYTES * (1.0 + swaps_heads(workload, layout)) * output
+        copied = copied + _WIDE_BYTES * output
     return Offloaded(freed, copied)
 
 
@@ -207,6 +207,9 @@ and the product that the gradient of the weight needs (transformers/models/gemma
 16-bit input is kept by no other operator."""
 _DROPOUT_BYTES = 3.0
 """Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
+_BLOCK_MASK_BYTES = 1.0
+"""Of an element behind attention and behind the feed-forward: the mask of its dropout (Korthikanti et al.
+2022, section 4.1), where that of scores is kept in a model with learned positions."""
 
 
 def _saved_input_bytes(workload: Workload) -> float:
@@ -258,7 +261,9 @@ def activation_bytes_per_layer(
     normed = np.where(by_operators, 0.0, narrow * model.hidden) / sequence
     before_mlp = normed * keeps_input(workload, *_MLP_INPUTS)
     before_mixers = normed * keeps_input(workload, *_MIXER_INPUTS)
-    kept_apart = np.where(mask & int(Recompute.LAYERNORM), 0.0, normed)
+    # The router reads 16 bits, and two projections of MLA quantise what they read each for itself.
+    apart = np.where(by_operators, 0.0, _WIDE_BYTES * model.hidden) / sequence
+    kept_apart = np.where(mask & int(Recompute.LAYERNORM), 0.0, apart)
     before_attention = kept_apart if norm_before_attention_apart(model) else before_mixers
     shares = blocks or model.blocks_of(experts=experts)
     around_attention = block_input + before_attention
@@ -476,22 +481,24 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
     69 GB instead of 61).
     """
     model, tp, profile = workload.model, np.asarray(layout.tp), memory_profile(workload.framework)
-    kept: Floats = 0.0
-    apart = profile.separate_operators
+    width = model.hidden / sequence_shards(layout)
+    saved: Floats = 0.0
+    apart, stack = profile.separate_operators, stack_constants(workload)
     if "rotary" in apart and model.position == "rope" and model.attention is None:
         heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0)
-        kept = kept + shares.attention * 2.0 * heads * model.qk_head_dim
-    if "norm" in apart and model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
+        saved = saved + shares.attention * 2.0 * heads * model.qk_head_dim
+    if "norm" in apart and model.norm == "rmsnorm" and not stack.fused_norm:
         per_element = _EAGER_NORM_BYTES + _EAGER_NORM_WEIGHT_BYTES * (not frozen(workload))
-        kept = kept + shares.total * per_element * model.hidden / sequence_shards(layout)
         each = _WIDE_NORM_BYTES * (1.0 + (not frozen(workload)))
-        kept = kept + model.further_norms * each * model.hidden / sequence_shards(layout)
+        saved = saved + (shares.total * per_element + model.further_norms * each) * width
+    if not stack.flash_attention and stack.fused_softmax and model.position == "learned":
+        saved = saved + shares.total * _BLOCK_MASK_BYTES * width
     if "gate" in apart and model.gated:
-        kept = kept + shares.feed_forward * 2.0 * model.ffn_hidden / tp
+        saved = saved + shares.feed_forward * 2.0 * model.ffn_hidden / tp
     if workload.keeps_gathered_inputs:
         rest = 1.0 - 1.0 / sequence_shards(layout)
-        kept = kept + shares.total * 2.0 * model.hidden * rest
-    return kept
+        saved = saved + shares.total * 2.0 * model.hidden * rest
+    return saved
 
 
 def _quantised_besides(
@@ -512,7 +519,7 @@ def _quantised_besides(
 
 def _mixer_saved(workload: Workload, layout: Layout, narrow: float, linear_share: float) -> Floats:
     """Bytes a token of attention, of which a share is linear."""
-    saved = _attention_saved(workload, layout, narrow)
+    saved = _attention_saved(workload, layout)
     if not linear_share:
         return saved
     of_linear = _linear_attention_saved(workload.model, layout, narrow)
@@ -556,8 +563,11 @@ def _mamba_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
     return saved / np.asarray(layout.tp)
 
 
-def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
+def _attention_saved(workload: Workload, layout: Layout) -> Floats:
     """Bytes a token: query, key, value, output, log-sum-exp; latents of MLA; scores of unfused attention.
+
+    Its kernel keeps the output at 16 bits in every precision, and the projection behind it reads that
+    (megatron-core 0.19.2, transformer/attention.py, set_save_original_input).
 
     A token has a score for every key of its sequence, also for those that other context-parallel ranks hold.
     All-to-all context parallelism keeps the output in both layouts (Transformer Engine 2.8,
@@ -568,7 +578,7 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     heads = model.heads / tp
     query = 2.0 * heads * model.qk_head_dim
     swapped_bytes = 2.0 * swaps_heads(workload, layout)
-    output = (narrow + swapped_bytes) * heads * model.v_head_dim + 4.0 * heads
+    output = (_WIDE_BYTES + swapped_bytes) * heads * model.v_head_dim + 4.0 * heads
     if model.attention is not None:
         keys = 2.0 * heads * (model.qk_head_dim + model.v_head_dim)
         latent = 2.0 * 2.0 * ((model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank)

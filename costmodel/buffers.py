@@ -316,9 +316,18 @@ def _nodes_per_layer(workload: Workload) -> float:
 FIXED_BYTES = 0.25 * 2**30
 """GEMM and attention workspaces, rotary tables, masks (cuBLAS: 32 MiB a stream on Hopper)."""
 
-_FUSED_LOGIT_BYTES, _PLAIN_LOGIT_BYTES = 2.0, 6.0
-"""Of runs that name their loss: `logit_bytes` of `costmodel/data/memory.yaml` with and without Transformer
-Engine's cross entropy."""
+_FUSED_LOGIT_BYTES = 2.0
+"""Of a logit at the peak of Transformer Engine's cross entropy, whose gradient overwrites 16-bit ones."""
+_STEPWISE_LOGIT_BYTES = 6.0
+"""Of a logit at the peak of Megatron's cross entropy run step by step: a 32-bit copy that becomes softmax and
+gradient in its place, and the gradient at 16 bits (megatron/core/tensor_parallel/cross_entropy.py)."""
+_COMPILED_LOGIT_BYTES = 10.0
+"""Of a logit at the peak of the same compiled: softmax at 32 bits, a second tensor of 32 bits which the
+compiler makes for the gradient, as that is scattered into, and the gradient at 16 bits (megatron-core 0.19.2,
+core/fusions/fused_cross_entropy.py, calculate_gradients, as torch 2.13 compiles it; Megatron-LM at 0cb4a9c8
+says so in that file, and avoids it)."""
+_SOFTMAX_BYTES = 4.0
+"""Of a logit that Megatron's own cross entropy keeps until its backward pass."""
 
 _SCORE_FORWARD_BYTES, _PLAIN_SCORE_FORWARD_BYTES = 4.0, 12.0
 """Of a score on its way forward: scores and softmax at 16 bits; with PyTorch's operators both at 16 bits and
@@ -475,16 +484,24 @@ def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> F
         return held if workload.factors is None else held * workload.factors.loss_memory
     shards = 1 if stack_constants(workload).whole_logits else tp
     logits = rank_tokens(workload, layout) * model.vocab / shards
-    per_logit = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes)
-    if workload.te_loss is not None:
-        per_logit = np.asarray(_FUSED_LOGIT_BYTES if workload.te_loss else _PLAIN_LOGIT_BYTES)
-    logit_bytes = workload.step_kind.losses * per_logit * logits
+    per_logit = _bytes_of_logit(workload, layout, profile)
+    losses = workload.step_kind.losses * logits
     head_gradient = 2.0 * model.vocab * model.hidden / tp * (not frozen(workload))
-    peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
-    with_mtp: Floats = peak + logit_bytes * model.mtp_layers
+    peak = np.maximum(per_logit * losses, 2.0 * logits + head_gradient)
+    with_mtp: Floats = peak + np.minimum(per_logit, _SOFTMAX_BYTES) * losses * model.mtp_layers
     if workload.factors is not None:
         return with_mtp * workload.factors.loss_memory
     return with_mtp
+
+
+def _bytes_of_logit(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
+    """At the peak of the loss; where the stack's profile does not say it, by how Megatron runs the loss."""
+    if profile.logit_bytes:
+        return np.where(np.asarray(layout.tp) > 1, profile.split_logit_bytes, profile.logit_bytes)
+    stack = stack_constants(workload)
+    if stack.fused_loss:
+        return _FUSED_LOGIT_BYTES
+    return _STEPWISE_LOGIT_BYTES if stack.stepwise_loss else _COMPILED_LOGIT_BYTES
 
 
 def _whole_reference(workload: Workload, layout: Layout) -> Floats:

@@ -394,7 +394,8 @@ class MemoryProfile:
     """Facts about one software stack; `memory.yaml` has the source of each."""
 
     logit_bytes: float
-    """Bytes of a logit at the peak of the loss."""
+    """Bytes of a logit at the peak of the loss; 0 where it is Megatron's, which `fused_loss` and
+    `stepwise_loss` tell apart."""
     split_logit_bytes: float
     """Bytes of a logit at that peak where tensor-parallel ranks share the vocabulary."""
     placeholder_gradients: bool

@@ -58,17 +58,26 @@ def test_moments_of_sixteen_bits(moment_dtype: StateType, expected: float) -> No
 
 def test_delayed_scaling_keeps_two_inputs_twice() -> None:
     """A byte an element of attention's output (a row of 4,096), and of the input of shared experts."""
-    kept = {}
+    saved = {}
     recipes: tuple[Fp8Recipe, ...] = ("tensorwise", "delayed")
     for recipe in recipes:
         work = replace(HOPPER, fp8_recipe=recipe)
-        kept[recipe], _ = activation_bytes_per_layer(work, replace(LAYOUT, tp=2), experts=False)
-    assert kept["delayed"] - kept["tensorwise"] == pytest.approx(8192 * 4096 / 2)
+        saved[recipe], _ = activation_bytes_per_layer(work, replace(LAYOUT, tp=2), experts=False)
+    assert saved["delayed"] - saved["tensorwise"] == pytest.approx(8192 * 4096 / 2)
     model = load_catalog_model("deepseek-v3")
     for recipe in recipes:
         work = replace(HOPPER, model=model, fp8_recipe=recipe)
-        kept[recipe], _ = activation_bytes_per_layer(work, LAYOUT, experts=True)
-    assert kept["delayed"] - kept["tensorwise"] == pytest.approx(8192 * (128 * 128 + 7168))
+        saved[recipe], _ = activation_bytes_per_layer(work, LAYOUT, experts=True)
+    assert saved["delayed"] - saved["tensorwise"] == pytest.approx(8192 * (128 * 128 + 7168))
+
+
+def test_what_stays_at_sixteen_bits_in_fp8() -> None:
+    """Of Llama 3 8B the inputs of two norms, queries, keys and values (6,144), attention's output and what
+    the gate takes (28,672) at 16 bits; three inputs of products, one 14,336 wide, at 8; 32 log-sum-exps."""
+    wide = 2 * (2 * 4096 + 6144 + 4096 + 28_672)
+    narrow = 2 * 4096 + 14_336
+    saved, _ = activation_bytes_per_layer(HOPPER, LAYOUT, experts=False)
+    assert saved == pytest.approx(8192 * (wide + narrow + 4 * 32))
 
 
 def seconds(work: Workload, part: str) -> float:
@@ -87,11 +96,19 @@ def test_what_moves_less_takes_less() -> None:
 
 def test_a_fused_loss_holds_sixteen_bit_logits() -> None:
     fused, plain = (replace(HOPPER, te_loss=said) for said in (True, False))
+    stepwise = replace(plain, stepwise_loss=True)
     assert stack_constants(fused).fused_loss
     assert not stack_constants(plain).fused_loss
-    held = [stage_memory_parts_gib(work, LAYOUT, STAGES)["logits"][0] for work in (fused, plain)]
-    # Of 8,192 x 128,256 logits: 6 bytes each, or 2 and the 16-bit gradients of logits and head.
+    each = [
+        stage_memory_parts_gib(work, LAYOUT, STAGES)["logits"][0] * 2**30
+        for work in (fused, stepwise, plain)
+    ]
+    # Of 8,192 x 128,256 logits: 2 bytes and the 16-bit gradients of logits and head; softmax that becomes the
+    # gradient and its 16-bit copy; and a second tensor of 32 bits between them.
     logits, head = 8192 * 128256, 128256 * 4096
-    assert held[1] * 2**30 == pytest.approx(6 * logits)
-    assert held[0] * 2**30 == pytest.approx(2 * logits + 2 * head)
+    assert each == pytest.approx([2 * logits + 2 * head, 6 * logits, 10 * logits])
+
+
+def test_a_loss_on_its_own_is_slower_than_a_fused_one() -> None:
+    fused, plain = (replace(HOPPER, te_loss=said) for said in (True, False))
     assert seconds(fused, "head") < seconds(plain, "head")
