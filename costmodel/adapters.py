@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import Context, Passes
-from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import (
     EXPERTS,
@@ -23,7 +23,7 @@ from meshwright.model_specs.adapters import (
     adapted_outputs_of_blocks,
     layer_matrices,
 )
-from meshwright.model_specs.blocks import BlockShares
+from meshwright.model_specs.blocks import AHEAD, BlockShares
 
 _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -86,6 +86,31 @@ def frozen(workload: Workload) -> bool:
         False where every parameter is trained.
     """
     return workload.adapters is not None
+
+
+def backward_share(layout: Layout, symbols: str) -> Floats:
+    """Whether a layer has a backward pass, as a share of it.
+
+    Layers ahead of the first adapter have none, but where layers are recomputed in full: their checkpoint
+    wants an input with a gradient, which the stacks then ask of the embeddings (megatron/bridge/peft/
+    recompute.py, maybe_enable_recompute_inputs_grad; peft/peft_model.py,
+    _prepare_model_for_gradient_checkpointing).
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+    symbols : str
+        The kind of layer, an entry of `ModelSpec.unlike_layers` or `ModelSpec.unlike_bytes`.
+
+    Returns
+    -------
+    float or array
+        Without unit, 0 or 1.
+    """
+    if not symbols.endswith(AHEAD):
+        return 1.0
+    return np.where(np.asarray(layout.recompute) & int(Recompute.FULL), 1.0, 0.0)
 
 
 def adapted_outputs(workload: Workload, outputs: Outputs) -> list[Floats]:

@@ -32,7 +32,7 @@ from meshwright.frameworks.catalog import (
     framework_of_stack,
     stack_named,
 )
-from meshwright.model_specs.adapters import AdapterSpec, frozen_parameters
+from meshwright.model_specs.adapters import AdapterSpec, frozen_parameters, with_layers_ahead
 from meshwright.model_specs.parameters import flops_per_token
 from meshwright.model_specs.schema import ModelSpec
 
@@ -226,6 +226,8 @@ class Workload(RunSettings):
             # One output stands in place of the head: parameters are those of a model without one.
             without_head = self.model.model_copy(update={"tied_embeddings": True})
             object.__setattr__(self, "model", without_head)
+        if self.adapters is not None:
+            object.__setattr__(self, "model", with_layers_ahead(self.model, self.adapters))
 
     def of_kind(self, model: ModelSpec) -> Workload:
         """The run with a model whose layers are all of one kind, by the kernel that all of them have.
