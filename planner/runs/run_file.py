@@ -545,6 +545,9 @@ def _run(
         if settings.first_fp8_kernels is None
         else settings.first_fp8_kernels,
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
+        permutes_in_dispatch=bool(
+            recipe_switch(settings.recipe, "moe_permute_fusion_into_hybridep")
+        ),
         optimizer_on_drives=settings.optimizer_on_drives,
         keeps_gathered_inputs=settings.keeps_gathered_inputs
         or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
