@@ -18,7 +18,12 @@ from meshwright.costmodel.adapters import (
     gradient_launches,
     layer_launches,
 )
-from meshwright.costmodel.attention import attention_block, full_share, one_window_share
+from meshwright.costmodel.attention import (
+    attention_block,
+    full_share,
+    one_window_share,
+    turns_stepwise,
+)
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
@@ -593,6 +598,10 @@ def _on_device(
     launch_s = _own_launches_s(c, shares)
     beside = adapter_launches(c, shares) + linear_share * block_launches(c) / layer_launches(c)
     beside_s: Floats = beside * stack.launch_layer_s
+    if turns_stepwise(c.workload):
+        beside_s = (
+            beside_s + shares.attention * _ROTARY_OPERATORS / _PASSES * stack.operator_launch_s
+        )
     beside_s = beside_s + shares.tensor_parallel * _collectives_s(c, _OF_BLOCK)
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
@@ -692,6 +701,9 @@ def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
 
 _PASSES = 3.0
 """Launches of a layer in forward passes: one forward, and a backward pass that launches twice as much."""
+_ROTARY_OPERATORS = 44.0
+"""Operators that turn queries and keys, 12 of each forward, among them those of cosine and sine, and 10
+backward (`attention.turns_stepwise` has the source)."""
 _OVERLAPPED_GEMMS = 3.0
 """GEMMs of a block that overlapped tensor parallelism cuts into tp: two forward, one backward."""
 _RING_STEP_LAUNCHES = 12.0

@@ -193,6 +193,8 @@ class Workload(RunSettings):
     """Whether transfers of virtual stages are exposed in fill and drain; None as the stack does."""
     fused_norm: bool | None = None
     """Whether each norm is one kernel; None for what the stack does."""
+    stepwise_rotary: bool | None = None
+    """Whether rotary embeddings are one operator after the other; None for what the stack does."""
     permutes_in_dispatch: bool = False
     """Whether HybridEP's transfers put tokens into the experts' order and back, without kernels for it."""
     keeps_gathered_inputs: bool = False
