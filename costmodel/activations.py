@@ -14,6 +14,7 @@ import numpy as np
 from meshwright.costmodel.adapters import (
     adapted_outputs,
     adapters_copy_inputs,
+    backward_share,
     copied_inputs,
     frozen,
     inner_bytes,
@@ -389,6 +390,8 @@ def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
 def saved_of_kinds(workload: Workload, layout: Layout) -> tuple[tuple[Floats, Floats], ...]:
     """`activation_bytes_per_layer` of each kind of layer in `ModelSpec.unlike_bytes`.
 
+    A layer that runs forward alone keeps nothing.
+
     Parameters
     ----------
     workload : Workload
@@ -403,17 +406,18 @@ def saved_of_kinds(workload: Workload, layout: Layout) -> tuple[tuple[Floats, Fl
         recomputation, and fully recomputed.
     """
     model = workload.model
-    kinds = [model.kind_of(symbols) for symbols in dict.fromkeys(model.unlike_bytes)]
-    return tuple(
-        activation_bytes_per_layer(
+    of_kinds = []
+    for symbols in dict.fromkeys(model.unlike_bytes):
+        kind, share = model.kind_of(symbols), backward_share(layout, symbols)
+        saved, dropped = activation_bytes_per_layer(
             workload,
             layout,
             experts=kind.blocks.experts > 0,
             blocks=kind.blocks,
             attention=kind.attention,
         )
-        for kind in kinds
-    )
+        of_kinds.append((saved * share, dropped * share))
+    return tuple(of_kinds)
 
 
 def is_masked(workload: Workload, *, windowed: bool) -> bool:

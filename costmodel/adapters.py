@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import Context, Passes
-from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import (
     EXPERTS,
@@ -23,7 +23,7 @@ from meshwright.model_specs.adapters import (
     adapted_outputs_of_blocks,
     layer_matrices,
 )
-from meshwright.model_specs.blocks import BlockShares
+from meshwright.model_specs.blocks import AHEAD, BlockShares
 
 _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -86,6 +86,31 @@ def frozen(workload: Workload) -> bool:
         False where every parameter is trained.
     """
     return workload.adapters is not None
+
+
+def backward_share(layout: Layout, symbols: str) -> Floats:
+    """Whether a layer has a backward pass, as a share of it.
+
+    Layers ahead of the first adapter have none, but where layers are recomputed in full: their checkpoint
+    wants an input with a gradient, which the stacks then ask of the embeddings (megatron/bridge/peft/
+    recompute.py, maybe_enable_recompute_inputs_grad; peft/peft_model.py,
+    _prepare_model_for_gradient_checkpointing).
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+    symbols : str
+        The kind of layer, an entry of `ModelSpec.unlike_layers` or `ModelSpec.unlike_bytes`.
+
+    Returns
+    -------
+    float or array
+        Without unit, 0 or 1.
+    """
+    if not symbols.endswith(AHEAD):
+        return 1.0
+    return np.where(np.asarray(layout.recompute) & int(Recompute.FULL), 1.0, 0.0)
 
 
 def adapted_outputs(workload: Workload, outputs: Outputs) -> list[Floats]:
@@ -382,9 +407,10 @@ def kept_outputs_bytes(workload: Workload, shares: BlockShares) -> float:
     return _KEPT_BYTES * (elements + shares.experts * outputs.beside_experts)
 
 
-_ADAPTER_LAUNCHES, _COPIED_ADAPTER_LAUNCHES = 4.0, 8.0
-"""Kernels of an adapter forward: two products, scaling and sum; and with casts of its input, there and back,
-and of both its matrices (peft/tuners/lora/layer.py)."""
+_ADAPTER_PRODUCTS, _ADAPTER_OPERATORS, _COPIED_ADAPTER_LAUNCHES = 2.0, 2.0, 8.0
+"""Kernels of an adapter forward: two products, which are modules, scaling and sum, which are not; and of all
+four with casts of the input, there and back, and of both matrices (peft/tuners/lora/layer.py;
+megatron/bridge/peft/lora_layers.py and utils.py, ParallelLinearAdapter)."""
 _DECOMPOSED_LAUNCHES = 12.0
 """Kernels of DoRA beside those: an identity, two products, scaling, sum and norm; of the outputs a quotient,
 a difference, three products and sums (peft/tuners/lora/dora.py)."""
@@ -430,8 +456,10 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
     number += shares.experts * _adapters(workload, ((LATENT_DOWN,), (LATENT_UP,)))
     number += shares.attention * _adapters(workload, in_blocks["attention"])
     number += shares.mamba * _adapters(workload, in_blocks["mamba"])
-    copied = adapters_copy_inputs(workload)
-    launches = (_COPIED_ADAPTER_LAUNCHES if copied else _ADAPTER_LAUNCHES) * number
+    each = _ADAPTER_PRODUCTS + _ADAPTER_OPERATORS * operator_share(c)
+    if adapters_copy_inputs(workload):
+        each = _COPIED_ADAPTER_LAUNCHES
+    launches = each * number
     if workload.adapters.decomposed:
         launches += _DECOMPOSED_LAUNCHES * number
     if workload.adapters.base_bits < 16:
@@ -459,6 +487,28 @@ def layer_launches(c: Context) -> float:
     """
     eager = c.constants.framework.eager_operators
     return _EAGER_LAYER_LAUNCHES if eager else _LAYER_LAUNCHES
+
+
+def operator_share(c: Context) -> float:
+    """Host time of one operator of PyTorch over that of a kernel of the stack's layers.
+
+    Where operators run one at a time they are the kernels; a module of Transformer Engine takes longer for
+    each of its own (`layer_launches`; transformer_engine/pytorch/module/base.py, prepare_forward).
+
+    Parameters
+    ----------
+    c : Context
+        Its constants are used.
+
+    Returns
+    -------
+    float
+        Without unit, above 0.
+    """
+    stack = c.constants.framework
+    if stack.eager_operators:
+        return 1.0
+    return stack.operator_launch_s * layer_launches(c) / stack.launch_layer_s
 
 
 _GRADIENT_LAUNCHES, _EAGER_GRADIENT_LAUNCHES = 6.0, 9.0

@@ -29,7 +29,7 @@ from meshwright.costmodel.layer_context import (
 )
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.other_blocks import sparse_core_s
-from meshwright.costmodel.workload import sequences_in_micro_batch
+from meshwright.costmodel.workload import Workload, sequences_in_micro_batch
 from meshwright.model_specs.parameters import attended_positions
 
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
@@ -180,14 +180,47 @@ def _latent_projections(c: Context) -> tuple[Passes, Floats]:
     return Passes(forward, backward), up_forward
 
 
+_STEPWISE_ROTARY = (20.0, 30.0)
+"""Of an element of queries and keys, over what one kernel moves: products with cosine and sine (8), half of
+the elements negated (2), both halves joined (4), the sum (6) and a copy beside an empty rest (4); backward
+the same products and negation, halves joined (4), two sums of gradients (12) and the gradients of both slices
+(8); less 4 either way (megatron/core/models/common/embeddings/rope_utils.py, _apply_rotary_pos_emb_bshd, and
+autograd of its operators)."""
+
+
+def turns_stepwise(workload: Workload) -> bool:
+    """Whether rotary embeddings are one operator of PyTorch after the other beside fused ones.
+
+    As Megatron runs them without `apply_rope_fusion` (megatron/core/models/common/embeddings/rope_utils.py,
+    apply_rotary_pos_emb). Latent attention turns a part of each head alone, and
+    is priced as one kernel.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `stepwise_rotary` and its model are used.
+
+    Returns
+    -------
+    bool
+        False where the run says nothing.
+    """
+    model = workload.model
+    return bool(workload.stepwise_rotary) and model.position == "rope" and model.attention is None
+
+
 def _inner_bytes(c: Context, widths: _Widths) -> Passes:
     """Bytes that rotary embeddings, the norms of queries, keys or latents, and the output's gate move."""
-    moved = c.element_bytes
     rotary, normed = _rotary_elements(c, widths), _normed_elements(c, widths)
-    gate = _GATE_BYTES
+    turned = (widths.query + widths.keys) * turns_stepwise(c.workload)
+    of_each = zip(
+        c.element_bytes.rotary, c.element_bytes.norm, _GATE_BYTES, _STEPWISE_ROTARY, strict=True
+    )
     return Passes(
-        c.tokens * (moved.rotary[0] * rotary + moved.norm[0] * normed + gate[0] * widths.gate),
-        c.tokens * (moved.rotary[1] * rotary + moved.norm[1] * normed + gate[1] * widths.gate),
+        *(
+            c.tokens * (turn * rotary + norm * normed + gate * widths.gate + more * turned)
+            for turn, norm, gate, more in of_each
+        )
     )
 
 

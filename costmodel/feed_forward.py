@@ -154,6 +154,11 @@ def _recomputed(
 _PERMUTE_BYTES = 8.0
 """Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each
 way."""
+_PERMUTED_IN_TRANSFERS_BYTES = 4.0
+"""The same where transfers of HybridEP write the copies in the experts' order and read them out of it: of the
+kernels that did it apart (DeepEP, csrc/hybrid_ep/extension/permute.cu) the reads of what came in and the
+writes of what goes out fall away (Megatron-LM, moe_permute_fusion_into_hybridep; megatron/core/transformer/
+moe/fused_a2a.py, fuse_permute_dispatch and fuse_unpermute_combine)."""
 _SORTED_TWICE_BYTES = 12.0
 """Bytes for each copy and element with NCCL's all-to-all, which sorts by rank, then by expert: before,
 between and after its transfers (Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
@@ -361,6 +366,8 @@ def _moved_bytes(c: Context, local: _Local, activation_f: Floats, activation_b: 
     assert model.moe is not None
     plain = c.workload.moe_dispatch == "alltoall"
     permute_bytes = _SORTED_TWICE_BYTES if plain else _PERMUTE_BYTES
+    if c.workload.permutes_in_dispatch and deduplicates(c.workload):
+        permute_bytes = _PERMUTED_IN_TRANSFERS_BYTES
     permute = permute_bytes * local.copies * model.routed_width
     summed = _summed_bytes(c, local)
     norm = 10.0 * c.tokens * model.hidden / c.sequence_shards

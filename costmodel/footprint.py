@@ -27,7 +27,13 @@ from meshwright.costmodel.buffers import Transients, transients, workspace_bytes
 from meshwright.costmodel.image_encoder import encoder_of, encoder_saved_bytes
 from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Recompute, in_shape
 from meshwright.costmodel.optimizers import keeps_more_of_tables
-from meshwright.costmodel.rank_load import Stages, byte_counts, counts_in_order, recomputed_layers
+from meshwright.costmodel.rank_load import (
+    Stages,
+    byte_counts,
+    counts_between,
+    counts_in_order,
+    recomputed_layers,
+)
 from meshwright.costmodel.schedules import (
     Schedule,
     in_flight,
@@ -1163,17 +1169,16 @@ class UnlikeRooms(NamedTuple):
         array of bool, shape [splits, n]
             Of each split and layout.
         """
-        before = counts_in_order(self.layers)
         flat = splits.reshape(len(splits), -1)
         first = (np.cumsum(flat, axis=1) - flat).reshape(splits.shape)
         # [kinds, splits, ranks]
-        number = (before[:, first + splits] - before[:, first]).sum(axis=2)
+        number = counts_between(self.layers, first, first + splits).sum(axis=2)
         states, saved, dropped = self._of_kinds()
         holds = np.zeros((len(splits), len(self.vpp)), dtype=bool)
         ranks = splits.shape[2]
         for amount in np.unique(self.recomputed).tolist():
             to = first + np.minimum(splits, amount)
-            recomputed = (before[:, to] - before[:, first]).sum(axis=2)
+            recomputed = counts_between(self.layers, first, to).sum(axis=2)
             for rows in _in_pieces(self.recomputed == amount, number[0].size):
                 moving = np.tensordot(saved[:, rows], number, (0, 0))  # [n, splits, ranks]
                 moving -= np.tensordot((saved - dropped)[:, rows], recomputed, (0, 0))

@@ -13,11 +13,17 @@ from numpy.typing import NDArray
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
 from meshwright.costmodel.adapters import (
     adapter_launches,
+    backward_share,
     frozen,
     gradient_launches,
     layer_launches,
 )
-from meshwright.costmodel.attention import attention_block, full_share, one_window_share
+from meshwright.costmodel.attention import (
+    attention_block,
+    full_share,
+    one_window_share,
+    turns_stepwise,
+)
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
@@ -47,7 +53,7 @@ from meshwright.costmodel.other_blocks import (
 )
 from meshwright.costmodel.workload import deduplicates
 from meshwright.frameworks.catalog import input_offload
-from meshwright.model_specs.blocks import WINDOWED, BlockShares
+from meshwright.model_specs.blocks import AHEAD, WINDOWED, BlockShares
 
 # Seconds of what stands before and behind the layers: token table, head and loss.
 
@@ -433,13 +439,14 @@ def _times_of_training(c: Context) -> KindTimes:
     loss = head(c)
     if stack.head_factor != 1.0:
         loss = portion(loss, stack.head_factor)
-    head_time = _with_host(c, loss, stack.launch_layer_s / 2 + _collectives_s(c, _OF_HEAD))
+    head_launches_s = stack.launch_layer_s / 2 + _collectives_s(c, _OF_HEAD)
+    head_time = _with_host(c, _OnDevice(loss, head_launches_s))
     if model.mtp_layers:
         main = moe or dense
         assert main is not None
         mtp = _mtp_module(c, main, head_time)
     embedding_s = stack.launch_layer_s / 4 + _collectives_s(c, _OF_EMBEDDING)
-    embedding_time = _with_host(c, embedding(c), embedding_s)
+    embedding_time = _with_host(c, _OnDevice(embedding(c), embedding_s))
     if encoder_of(c.workload) is not None:
         embedding_time = _with_encoder(c, embedding_time)
     return KindTimes(dense, moe, embedding_time, head_time, mtp, tuple(kinds.values()))
@@ -458,6 +465,17 @@ def _alike(c: Context) -> tuple[KindTime | None, KindTime | None]:
 
 def _layer_of_kind(c: Context, symbols: str) -> _OnDevice:
     """A layer of the blocks that an entry of `ModelSpec.unlike_layers` names."""
+    every_pass = _with_all_passes(c, symbols)
+    if not symbols.endswith(AHEAD):
+        return every_pass
+    share, (forward, *backward) = backward_share(c.layout, symbols), vars(every_pass.layer).values()
+    layer = LayerTime(forward, *(scaled(parts, share) for parts in backward))
+    spared_s = (_launches_s(c, every_pass) - every_pass.launch_s) * (1.0 - share)
+    return every_pass._replace(layer=layer, spared_s=spared_s)
+
+
+def _with_all_passes(c: Context, symbols: str) -> _OnDevice:
+    """The same, were something ahead of it trained."""
     model = c.workload.model
     shares, attention = model.kind_of(symbols)
     if model.window_heads is not None:
@@ -508,21 +526,26 @@ def _softmax_attention(c: Context, score_share: float | None = None) -> LayerTim
     return attention
 
 
+_TRANSFORMER = BlockShares(attention=1.0, mamba=0.0, feed_forward=1.0, experts=0.0)
+
+
 class _OnDevice(NamedTuple):
     """A layer as the device runs it, and what the host does for it."""
 
     layer: LayerTime
     launch_s: Floats
     """Of launches of one forward pass."""
-    sync_s: Floats
+    sync_s: Floats = 0.0
     """Of waiting for the device, once a micro-batch."""
-    shares: BlockShares
+    shares: BlockShares = _TRANSFORMER
+    spared_s: Floats = 0.0
+    """Of launches of a backward pass that does not run."""
 
 
 def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -> KindTime:
     """A layer of these mixers and its share of feed-forward and experts, with the host's work for all."""
     own = _on_device(c, mixers, shares, c.workload.model.linear_fraction)
-    return _with_host(c, own.layer, own.launch_s, own.sync_s, shares=shares)
+    return _with_host(c, own)
 
 
 DENSE_KERNELS = 40.0
@@ -575,6 +598,10 @@ def _on_device(
     launch_s = _own_launches_s(c, shares)
     beside = adapter_launches(c, shares) + linear_share * block_launches(c) / layer_launches(c)
     beside_s: Floats = beside * stack.launch_layer_s
+    if turns_stepwise(c.workload):
+        beside_s = (
+            beside_s + shares.attention * _ROTARY_OPERATORS / _PASSES * stack.operator_launch_s
+        )
     beside_s = beside_s + shares.tensor_parallel * _collectives_s(c, _OF_BLOCK)
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
@@ -601,10 +628,10 @@ def _unlike(c: Context) -> tuple[KindTime | None, KindTime | None, dict[str, Kin
     for part in (order[:front], order[front:]):
         counts = Counter(part)
         shares = {symbols: count / len(part) for symbols, count in counts.items()}
-        own = {symbols: _layer_of_kind(c, symbols) for symbols in counts}
-        mean = _mean_on_device([(own[symbols], share) for symbols, share in shares.items()])
-        for symbols, (layer, launch_s, sync_s, blocks) in own.items():
-            kinds[symbols] = _with_host(c, layer, launch_s, sync_s, shares=blocks, mean=mean)
+        by_symbols = {symbols: _layer_of_kind(c, symbols) for symbols in counts}
+        mean = _mean_on_device([(by_symbols[symbols], share) for symbols, share in shares.items()])
+        for symbols, each in by_symbols.items():
+            kinds[symbols] = _with_host(c, each, mean)
         means.append(_mean_of([(kinds[symbols], share) for symbols, share in shares.items()]))
     by_kind = {symbols: kinds[symbols] for symbols in dict.fromkeys(order)}
     return means[0], means[1], by_kind
@@ -624,7 +651,7 @@ def _with_encoder(c: Context, first: KindTime) -> KindTime:
     own = encoder_context(c, vision, use)
     attention = attention_block(own, score_share(vision, use))
     on_device = _on_device(own, (attention,), _TRANSFORMER)
-    layer = _with_host(own, on_device.layer, 0.0)
+    layer = _with_host(own, _OnDevice(on_device.layer, 0.0))
     host_s = vision.layers * on_device.launch_s * _host_share(own)
     device_s = vision.layers * total(on_device.layer.forward)
     waits_s = _host_excess_s(device_s, host_s, c.constants.shared["launch_norm"])
@@ -650,11 +677,12 @@ def _mean_on_device(kinds: Sequence[tuple[_OnDevice, float]]) -> _OnDevice | Non
     """The mean of some kinds of layers, each with its share of them; None without any."""
     if not kinds:
         return None
-    layers = joined(*(portion(own.layer, share) for own, share in kinds))
-    launch_s = sum(own.launch_s * share for own, share in kinds)
-    sync_s = sum(own.sync_s * share for own, share in kinds)
-    columns = zip(*([share * x for x in own.shares] for own, share in kinds), strict=True)
-    return _OnDevice(layers, launch_s, sync_s, BlockShares(*map(sum, columns)))
+    layers = joined(*(portion(blocks.layer, share) for blocks, share in kinds))
+    launch_s = sum(blocks.launch_s * share for blocks, share in kinds)
+    sync_s = sum(blocks.sync_s * share for blocks, share in kinds)
+    columns = zip(*([share * x for x in blocks.shares] for blocks, share in kinds), strict=True)
+    spared_s = sum(blocks.spared_s * share for blocks, share in kinds)
+    return _OnDevice(layers, launch_s, sync_s, BlockShares(*map(sum, columns)), spared_s)
 
 
 def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
@@ -673,22 +701,16 @@ def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
 
 _PASSES = 3.0
 """Launches of a layer in forward passes: one forward, and a backward pass that launches twice as much."""
+_ROTARY_OPERATORS = 44.0
+"""Operators that turn queries and keys, 12 of each forward, among them those of cosine and sine, and 10
+backward (`attention.turns_stepwise` has the source)."""
 _OVERLAPPED_GEMMS = 3.0
 """GEMMs of a block that overlapped tensor parallelism cuts into tp: two forward, one backward."""
 _RING_STEP_LAUNCHES = 12.0
 """Launches of a step of ring attention: a kernel, a transfer and corrections, about six in each direction."""
-_TRANSFORMER = BlockShares(attention=1.0, mamba=0.0, feed_forward=1.0, experts=0.0)
 
 
-def _with_host(
-    c: Context,
-    layer: LayerTime,
-    launch_s: Floats,
-    sync_s: Floats = 0.0,
-    *,
-    shares: BlockShares = _TRANSFORMER,
-    mean: _OnDevice | None = None,
-) -> KindTime:
+def _with_host(c: Context, blocks: _OnDevice, mean: _OnDevice | None = None) -> KindTime:
     """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
 
     A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
@@ -697,25 +719,24 @@ def _with_host(
     beside that one, and this layer has as much of it as of its launches.
     """
     framework, power = c.constants.framework, c.constants.shared["launch_norm"]
+    layer, beside = blocks.layer, mean or blocks
     parts = add(layer.forward, layer.backward, layer.recompute)
     share = _host_share(c)
-    beside = mean or _OnDevice(layer, launch_s, sync_s, shares)
     waits_share = 0.0
     if c.workload.cuda_graph in ("none", "feed_forward"):
         waits_share = c.constants.device.host_factor
-    waits = sync_s * waits_share
+    waits = blocks.sync_s * waits_share
     device_s = total(add(beside.layer.forward, beside.layer.backward, beside.layer.recompute))
-    host_s = (beside.launch_s * _PASSES + _further_launches_s(c, beside.shares)) * share
+    host_s = _launches_s(c, beside) * share
     excess = _host_excess_s(device_s + beside.sync_s * waits_share, host_s, power)
     part_of_mean: Floats = 1.0
     if mean is not None:
-        own_host_s = (launch_s * _PASSES + _further_launches_s(c, shares)) * share
-        part_of_mean = own_host_s / np.maximum(host_s, 1e-12)
+        part_of_mean = _launches_s(c, blocks) * share / np.maximum(host_s, 1e-12)
         excess = excess * part_of_mean
     gap = framework.serial_launch_s
     if c.workload.launch_blocking:
         gap += framework.launch_blocking_s
-    gap *= 0.5 * shares.total
+    gap *= 0.5 * blocks.shares.total
     parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
     forward_s, backward_s = total(layer.forward), total(layer.backward)
     again_s = total(_run_again(c, beside.layer.forward))
@@ -727,6 +748,11 @@ def _with_host(
     full = scaled(forward_again, framework.recompute_fraction)
     backward_share = backward_s / np.maximum(forward_s + backward_s, 1e-12)
     return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})
+
+
+def _launches_s(c: Context, blocks: _OnDevice) -> Floats:
+    """Host seconds of all launches of a layer."""
+    return blocks.launch_s * _PASSES + _further_launches_s(c, blocks.shares) - blocks.spared_s
 
 
 def _run_again(c: Context, forward: Parts) -> Parts:

@@ -14,6 +14,7 @@ from meshwright.costmodel.layer_context import Context, Parts, add
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
 from meshwright.costmodel.schedules import Schedule, bubble_share, has_trait, is_v_shaped
+from meshwright.model_specs.blocks import AHEAD
 from meshwright.model_specs.schema import ModelSpec
 
 # How many layers of each kind a split puts on every pipeline rank.
@@ -145,13 +146,10 @@ def unlike_counts(
     first = (np.cumsum(in_order) - in_order.ravel()).reshape(sizes.shape)
     if v_shaped:
         first = _in_model_order(first)
-    counts, fully_recomputed = [], first + np.minimum(sizes, recomputed)
-    for before in counts_in_order(layers):
-        in_chunk = before[first + sizes] - before[first]
-        again = before[fully_recomputed] - before[first]
-        in_chunk.flags.writeable = again.flags.writeable = False
-        counts.append((in_chunk, again))
-    return tuple(counts)
+    in_chunks = counts_between(layers, first, first + sizes)
+    again = counts_between(layers, first, first + np.minimum(sizes, recomputed))
+    in_chunks.flags.writeable = again.flags.writeable = False
+    return tuple(zip(in_chunks, again, strict=True))
 
 
 def byte_counts(
@@ -706,12 +704,60 @@ def counts_of_parts(layers: tuple[str, ...], first: int | None = None) -> NDArra
         Read-only, kinds and places as in `counts_in_order`. Below 0 where the end lies in front of the begin,
         0 there where `first` is given.
     """
-    before = counts_in_order(layers)
-    begin, end = np.arange(before.shape[1])[:, None], np.arange(before.shape[1])[None, :]
+    begin, end = np.arange(len(layers) + 1)[:, None], np.arange(len(layers) + 1)[None, :]
     if first is not None:
         end = np.maximum(np.minimum(begin + first, end), begin)
-    counts = np.asarray(before[:, end] - before[:, begin])
+    counts = counts_between(layers, begin, end)
     counts.flags.writeable = False
+    return counts
+
+
+def kinds_ahead(layers: tuple[str, ...]) -> dict[int, int]:
+    """Kinds that run forward alone, each with the kind that it is behind the first chunk of a pipeline.
+
+    What a stage receives has a gradient, whether the stage before it wants that or not (megatron/core/
+    pipeline_parallel/p2p_communication.py, requires_grad of received tensors).
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_layers`).
+
+    Returns
+    -------
+    dict of int to int
+        Numbers of kinds in the order in which they first appear; without those that have no like kind.
+    """
+    number = {symbols: at for at, symbols in enumerate(dict.fromkeys(layers))}
+    behind = {symbols: symbols.removesuffix(AHEAD) for symbols in number if AHEAD in symbols}
+    return {number[ahead]: number[like] for ahead, like in behind.items() if like in number}
+
+
+def counts_between(
+    layers: tuple[str, ...], begin: NDArray[np.int64], end: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Layers of each kind in parts of a model, of which those from its begin alone may run forward alone.
+
+    Derived here: what lies ahead of the end less what lies ahead of the begin; `kinds_ahead` has the source.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_layers`).
+    begin, end : array of int
+        Places between layers, 0 to their number, shapes that broadcast.
+
+    Returns
+    -------
+    array of float, shape [kinds, ...]
+        Kinds in the order in which they first appear; below 0 where the end lies in front of the begin.
+    """
+    before = counts_in_order(layers)
+    counts = np.asarray(before[:, end] - before[:, begin])
+    for ahead, behind in kinds_ahead(layers).items():
+        with_gradient = np.where(begin == 0, 0.0, counts[ahead])
+        counts[ahead] -= with_gradient
+        counts[behind] += with_gradient
     return counts
 
 

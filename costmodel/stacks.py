@@ -61,6 +61,8 @@ class FrameworkConstants:
     """1: FlashAttention, and kernels in Triton; 2: FlashAttention-2 or PyTorch's own kernel; 2.5: cuDNN up
     to 9.0; 3: FlashAttention-3 or a later cuDNN; `OF_WIDE_HEADS` as it says. A device has its own,
     `generation_on`."""
+    operator_launch_s: float
+    """Host time of one operator of PyTorch between modules that launch their kernels themselves."""
     launch_layer_s: float
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float

@@ -32,7 +32,7 @@ from meshwright.frameworks.catalog import (
     framework_of_stack,
     stack_named,
 )
-from meshwright.model_specs.adapters import AdapterSpec, frozen_parameters
+from meshwright.model_specs.adapters import AdapterSpec, frozen_parameters, with_layers_ahead
 from meshwright.model_specs.parameters import flops_per_token
 from meshwright.model_specs.schema import ModelSpec
 
@@ -193,6 +193,10 @@ class Workload(RunSettings):
     """Whether transfers of virtual stages are exposed in fill and drain; None as the stack does."""
     fused_norm: bool | None = None
     """Whether each norm is one kernel; None for what the stack does."""
+    stepwise_rotary: bool | None = None
+    """Whether rotary embeddings are one operator after the other; None for what the stack does."""
+    permutes_in_dispatch: bool = False
+    """Whether HybridEP's transfers put tokens into the experts' order and back, without kernels for it."""
     keeps_gathered_inputs: bool = False
     """Whether sequence parallelism keeps the gathered inputs of column-parallel products for the backward
     pass, instead of gathering them again."""
@@ -226,6 +230,8 @@ class Workload(RunSettings):
             # One output stands in place of the head: parameters are those of a model without one.
             without_head = self.model.model_copy(update={"tied_embeddings": True})
             object.__setattr__(self, "model", without_head)
+        if self.adapters is not None:
+            object.__setattr__(self, "model", with_layers_ahead(self.model, self.adapters))
 
     def of_kind(self, model: ModelSpec) -> Workload:
         """The run with a model whose layers are all of one kind, by the kernel that all of them have.

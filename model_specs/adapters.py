@@ -14,7 +14,7 @@ from pydantic import Field
 
 from meshwright.documents import ClosedDocument
 from meshwright.errors import InputError, near_miss
-from meshwright.model_specs.blocks import LinearAttentionSpec, Mamba1Spec
+from meshwright.model_specs.blocks import LINEAR, LinearAttentionSpec, Mamba1Spec
 from meshwright.model_specs.parameters import (
     attention_matmul_parameters,
     expert_parameters,
@@ -399,6 +399,45 @@ def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     widths = [width for width in (model.ffn_hidden, shared) if width]
     blocks = [matrix for width in widths for matrix in _feed_forward_matrices(model, width)]
     return (*attention, *of_linear, *of_mamba, *blocks, *_latent_projections(model))
+
+
+@lru_cache(maxsize=256)
+def with_layers_ahead(model: ModelSpec, adapters: AdapterSpec) -> ModelSpec:
+    """The model as adapters train it: layers ahead of the first that has one run forward alone.
+
+    Nothing ahead of it has a gradient, so that autograd keeps nothing there and no backward pass reaches it
+    (PyTorch, autograd mechanics, "Setting requires_grad").
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Its layers are looked at, in their order.
+    adapters : AdapterSpec
+        Its targets.
+
+    Returns
+    -------
+    ModelSpec
+        The model itself where its first layer has an adapter, or none of them has.
+    """
+    attention, (linear, mamba) = _attention_matrices(model), _mixer_matrices(model)
+    moe, mixers = model.moe, {"M": mamba, "*": attention}
+    beside_all = () if model.hybrid_pattern is not None else mamba
+    names_of: dict[str, set[str]] = {}
+    for symbols in dict.fromkeys(model.symbols):
+        of_mixer = mixers.get(symbols, linear if symbols[0] == LINEAR else attention)
+        width, names = model.ffn_hidden, set[str]()
+        if symbols[-1] == "E" and moe is not None:
+            width = moe.shared_width
+            names = {EXPERTS, ROUTER, *(matrix.name for matrix in _latent_projections(model))}
+        if symbols[-1] in "-E" and width:
+            names |= {matrix.name for matrix in _feed_forward_matrices(model, width)}
+        if symbols not in ("-", "E"):
+            names |= {matrix.name for matrix in (*of_mixer, *beside_all)}
+        names_of[symbols] = names
+    adapted = [any(map(adapters.has, names_of[symbols])) for symbols in model.symbols]
+    ahead = adapted.index(True) if any(adapted) else 0
+    return model.with_layers_ahead(ahead) if ahead else model
 
 
 class CountedMatrix(NamedTuple):

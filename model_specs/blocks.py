@@ -356,6 +356,10 @@ class AttentionShares(NamedTuple):
     linear: float = 0.0
 
 
+AHEAD = "'"
+"""Behind the symbols of a layer ahead of all that is trained, which runs forward alone."""
+
+
 class LayerKind(NamedTuple):
     """What a layer consists of."""
 

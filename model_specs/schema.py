@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from meshwright.documents import ClosedDocument, left_out_at
 from meshwright.model_specs.blocks import (
+    AHEAD,
     ATTENTION_NAMES,
     BLOCK_NAMES,
     FULL,
@@ -426,18 +427,23 @@ class ModelSpec(ClosedDocument):
             for i, letter in enumerate(self.attention_letters)
         )
 
+    _layers_ahead: int = PrivateAttr(default=0)
+    """First layers that run forward alone (`with_layers_ahead`), at least 0."""
+
     @cached_property
     def unlike_layers(self) -> tuple[str, ...]:
         """Blocks of each layer where parts of a pipeline may hold unlike ones, in the layers' order.
 
-        A symbol of `hybrid_pattern`, or a letter of `attention_order` with E for experts and - without. Empty
-        where layers are alike, but for dense ones in front of those with experts.
+        Entries of `symbols`, with `AHEAD` behind those of layers that run forward alone. Empty where layers
+        are alike, but for dense ones in front of those with experts.
         """
+        if self._layers_ahead:
+            return self._marked(self.symbols)
         if self.hybrid_pattern is not None:
-            return tuple(self.hybrid_pattern) if len(set(self.hybrid_pattern)) > 1 else ()
+            return self.symbols if len(set(self.symbols)) > 1 else ()
         if len(set(self.attention_letters)) == 1 and not self.has_mean_layers:
             return ()
-        return self._symbols(self.attention_letters)
+        return self.symbols
 
     @cached_property
     def unlike_bytes(self) -> tuple[str, ...]:
@@ -451,19 +457,37 @@ class ModelSpec(ClosedDocument):
         attends = self.attention_letters
         if self.window_heads is None:
             attends = attends.replace(WINDOWED, FULL)
-        layers = self._symbols(attends)
+        layers = self._with_letters(attends)
+        if self._layers_ahead:
+            return self._marked(layers)
         behind = set(layers[self.dense_layers :]) or set(layers)
         return layers if len(behind) > 1 else ()
 
-    def _symbols(self, attends: str) -> tuple[str, ...]:
-        """How each layer attends, with E for experts and - without."""
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """A symbol of `hybrid_pattern` for each layer, or how it attends with E for experts and - without."""
+        if self.hybrid_pattern is not None:
+            return tuple(self.hybrid_pattern)
+        return self._with_letters(self.attention_letters)
+
+    def _with_letters(self, attends: str) -> tuple[str, ...]:
         routed = set(self.expert_layers)
         return tuple(letter + ("E" if i in routed else "-") for i, letter in enumerate(attends))
+
+    def _marked(self, layers: tuple[str, ...]) -> tuple[str, ...]:
+        ahead = self._layers_ahead
+        return (*(symbols + AHEAD for symbols in layers[:ahead]), *layers[ahead:])
+
+    def with_layers_ahead(self, number: int) -> ModelSpec:
+        """The model as it is trained where so many of its first layers run forward alone."""
+        model = type(self).model_validate(self.model_dump(exclude_unset=True))
+        model._layers_ahead = number
+        return model
 
     def kind_of(self, symbols: str) -> LayerKind:
         """The layer that an entry of `unlike_layers` or `unlike_bytes` names."""
         if self.hybrid_pattern is not None:
-            return LayerKind(pattern_shares(symbols), AttentionShares())
+            return LayerKind(pattern_shares(symbols[:1]), AttentionShares())
         experts = float(symbols[1] == "E")
         linear = float(symbols[0] == LINEAR)
         windowed = float(symbols[0] == WINDOWED and self.window_heads is not None)

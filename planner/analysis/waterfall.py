@@ -97,8 +97,8 @@ State = dict[str, Any]
 """Every setting that can change by itself, by name."""
 
 _LAYOUT = (*CHANGED_ALONE, "sequence_parallel")
-_OF_STACK = ("stepwise_loss", "fill_exposed")
-"""Either may be on today. A plan has both off, as its launch files say."""
+_OF_STACK = ("stepwise_loss", "stepwise_rotary", "fill_exposed")
+"""Any may be on today. A plan has all off, as its launch files say."""
 _WORK = ("precision", "optimizer", "framework", "loss", *_OF_STACK)
 _EXECUTION = tuple(setting.name for setting in fields(Execution))
 NEUTRAL = 1e-9
@@ -384,6 +384,7 @@ _LABELS = {
     "batch": "global batch x sequence",
     "gpus": "GPUs",
     "stepwise_loss": "cross entropy step by step",
+    "stepwise_rotary": "rotary embeddings step by step",
     "fill_exposed": "exposed transfers in fill and drain",
 }
 

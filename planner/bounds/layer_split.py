@@ -83,6 +83,9 @@ class SplitCosts:
     order: tuple[tuple[float, float], ...] = ()
     """Of unlike layers, in their order: seconds of each, and what recomputing it adds. `layer_s` and
     `leading_s` are means then, and decide nothing but what `stages_s` says."""
+    order_behind: tuple[tuple[float, float], ...] = ()
+    """The same of ranks behind the first, where layers that run forward alone on that one take longer; empty
+    where there are none."""
     order_loads: tuple[tuple[float, int], ...] = ()
     """Of layers with unlike bytes, in their order: parameters outside experts of each, and whether it has
     experts. `layer_load` is their mean then."""
@@ -184,6 +187,7 @@ class SplitCosts:
             layer_recompute_s=again_s,
             leading_recompute_s=again_s,
             order=(),
+            order_behind=(),
             order_loads=(),
         )
 
@@ -769,8 +773,9 @@ class _OrderedRanks(_Ranks):
         to = np.maximum(np.minimum(begin + min(costs.recompute_layers, costs.layers), end), begin)
         seconds = np.full(layers.shape, costs.first_s * in_front + costs.last_s * at_end)
         # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
-        for kind_s, again_s in dict.fromkeys(costs.order):
-            own = [each == (kind_s, again_s) for each in costs.order]
+        order = costs.order if in_front else costs.order_behind or costs.order
+        for kind_s, again_s in dict.fromkeys(order):
+            own = [each == (kind_s, again_s) for each in order]
             before = np.concatenate([[0.0], np.cumsum(own)])
             seconds += kind_s * (before[end] - before[begin]) + again_s * (
                 before[to] - before[begin]
@@ -801,14 +806,15 @@ class _OrderedRanks(_Ranks):
         low = self._least("seconds", self._only_seconds())
         if low is None:
             return
-        if self.costs.partial:
+        if self.costs.partial or self.costs.order_behind:
             yield from self._by_sums(low, slack_s)
             return
         limit_s = (self._pipeline_s(self._seconds[low], 0) + slack_s) * (1 + 1e-12)
         yield from self._pareto(low, 0, limit_s)
 
     def _by_sums(self, low: int, slack_s: float) -> list[Split]:
-        """The frontier where partitions differ in which kinds of layers they recompute, fastest first.
+        """The frontier where partitions differ in which kinds of layers they recompute, or in how many run
+        forward alone, fastest first.
 
         The sum over the ranks, which the bubble has, is not the same for all then: for each limit on the
         slowest rank and on parameters it is the least one that counts.

@@ -41,9 +41,11 @@ from meshwright.costmodel.rank_load import (
     cheapest_layer_s,
     cheapest_recompute_s,
     chunk_counts,
+    counts_between,
     counts_in_order,
     counts_of_parts,
     distinct_columns,
+    kinds_ahead,
     last_rank_s,
     least_busiest_in_order_s,
     least_busiest_in_rooms_s,
@@ -387,14 +389,24 @@ class MemoryFit:
             experts=model.moe_layers > 0,
             last_experts=model.mtp_layers if model.moe is not None else 0,
             order=self._order(unlike),
+            order_behind=self._order(unlike, behind=True),
             order_loads=self._unlike.order_loads if self._unlike is not None else (),
         )
 
-    def _order(self, unlike: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-        """Seconds of every layer of a model with unlike ones, and what recomputing it adds."""
+    def _order(
+        self, unlike: Sequence[tuple[float, float]], *, behind: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """Seconds of every layer of a model with unlike ones, and what recomputing it adds.
+
+        On the first rank, or on those behind it: empty where that is the same.
+        """
         layers = self.workload.model.unlike_layers
+        of_ahead = kinds_ahead(layers)
+        if behind and not of_ahead:
+            return ()
         number = {symbols: at for at, symbols in enumerate(dict.fromkeys(layers))}
-        return tuple(unlike[number[symbols]] for symbols in layers)
+        kinds = [number[symbols] for symbols in layers]
+        return tuple(unlike[of_ahead.get(kind, kind) if behind else kind] for kind in kinds)
 
     def _end_loads(self, dense: float, rest: float) -> tuple[float, float]:
         """Parameters outside experts that the first and the last rank hold beside their layers."""
@@ -768,10 +780,7 @@ def _unlike_splits(
     flat = sizes.reshape(len(stages), -1)
     first = (np.cumsum(flat, axis=1) - flat).reshape(sizes.shape)
     again = np.minimum(sizes, recomputed)
-    columns: list[list[FloatArray]] = [[], []]
-    for before in counts_in_order(layers):
-        columns[0].append(before[first + sizes] - before[first])
-        columns[1].append(before[first + again] - before[first])
+    columns = [counts_between(layers, first, first + number) for number in (sizes, again)]
     ends = np.zeros((2, *sizes.shape))
     ends[0, :, 0, 0] = ends[1, :, -1, -1] = 1.0
     held = np.stack([*columns[0], *columns[1], *ends], axis=-1)

@@ -370,7 +370,7 @@ MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
 _SAME_IN_WORKLOAD = (
     "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "expert_imbalance",
-    "reserve_gib", "muon_tp_mode", "stepwise_loss", "fill_exposed",
+    "reserve_gib", "muon_tp_mode", "stepwise_loss", "stepwise_rotary", "fill_exposed",
 )  # fmt: skip
 """Settings that a workload holds under the same name and meaning."""
 SLIP = 0.9
@@ -545,6 +545,9 @@ def _run(
         if settings.first_fp8_kernels is None
         else settings.first_fp8_kernels,
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
+        permutes_in_dispatch=bool(
+            recipe_switch(settings.recipe, "moe_permute_fusion_into_hybridep")
+        ),
         optimizer_on_drives=settings.optimizer_on_drives,
         keeps_gathered_inputs=settings.keeps_gathered_inputs
         or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,

@@ -221,6 +221,9 @@ class SettingsDoc(ClosedDocument):
     stepwise_loss: Flag | None = None
     """Whether a cross entropy that is not one kernel is one for each of its steps, as under Megatron without
     --cross-entropy-loss-fusion; the software stack's where absent."""
+    stepwise_rotary: Flag | None = None
+    """Whether rotary embeddings are one operator of PyTorch after the other, as under Megatron's
+    --no-rope-fusion and in recipes without apply_rope_fusion; the software stack's where absent."""
     fill_exposed: Flag | None = None
     """Whether transfers of virtual stages are waited for in fill and drain, as under Megatron without
     --overlap-p2p-communication-warmup-flush; the software stack's where absent."""

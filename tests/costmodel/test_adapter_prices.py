@@ -17,15 +17,16 @@ from meshwright.costmodel.feed_forward import linear
 from meshwright.costmodel.footprint import stage_memory_parts_gib
 from meshwright.costmodel.kernels import gemm_s
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layer_kinds import head
+from meshwright.costmodel.layer_kinds import head, kind_times
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.states import rank_parameters, state_bytes
 from meshwright.costmodel.step_time import exact_step, make_context, optimizer_s
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.adapters import AdapterSpec, adapter_counts
+from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, with_layers_ahead
 from meshwright.model_specs.parameters import flops_per_token, parameter_count
 from meshwright.model_specs.reader import load_catalog_model
+from meshwright.model_specs.schema import ModelSpec
 
 MODEL = load_catalog_model("llama-3-8b")
 QV = AdapterSpec(rank=8, targets=("q_proj", "v_proj"))
@@ -239,3 +240,62 @@ def test_inputs_of_matrices_of_eight_bits_are_kept() -> None:
     )
     # Inputs of the gate and up projections, and of the last.
     assert eight - sixteen == pytest.approx(4096 * 2 * (4096 + 14336), rel=1e-6)
+
+
+def hybrid(pattern: str) -> ModelSpec:
+    fields = load_catalog_model("nemotron-h-8b").model_dump(exclude_unset=True)
+    return ModelSpec.model_validate(fields | {"layers": len(pattern), "hybrid_pattern": pattern})
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "ahead"),
+    [
+        (hybrid("M-M*-M"), ("qkv_proj",), 3),
+        (hybrid("M-M*-M"), ("down_proj",), 1),
+        (hybrid("M-M*-M"), ("all-linear",), 0),
+        (hybrid("M-M*-M"), ("q_a_proj",), 0),
+        (load_catalog_model("qwen3-next-80b-a3b"), ("q_proj", "v_proj"), 3),
+        (load_catalog_model("deepseek-v3"), ("experts",), 3),
+        (MODEL, ("down_proj",), 0),
+    ],
+)
+def test_which_layers_are_ahead_of_all_adapters(
+    model: ModelSpec, targets: tuple[str, ...], ahead: int
+) -> None:
+    layers = with_layers_ahead(model, AdapterSpec(targets=targets)).unlike_layers
+    assert [symbols.endswith("'") for symbols in layers[:ahead]] == [True] * ahead
+    assert not any(symbols.endswith("'") for symbols in layers[ahead:])
+    assert [symbols.removesuffix("'") for symbols in layers] in ([], list(model.symbols))
+
+
+def test_layers_ahead_of_all_adapters_run_forward_alone() -> None:
+    """Mamba ahead of attention and behind it, so long that the host is never waited for."""
+    beside = AdapterSpec(rank=8, targets=("qkv_proj", "o_proj"))
+    work = workload(beside, model=hybrid("M-M*-M"), seq_len=32_768)
+    c = context(work, layout())
+    ahead, _, _, _, behind = kind_times(c).unlike
+    assert float(ahead.backward_s) == 0.0
+    assert float(ahead.seconds) < 0.5 * float(behind.seconds)
+    assert float(ahead.seconds) == pytest.approx(
+        float(behind.seconds) - float(behind.backward_s), rel=0.02
+    )
+    checkpointed = context(work, layout(recompute=int(Recompute.FULL), recompute_layers=6))
+    kinds = kind_times(checkpointed).unlike
+    assert float(kinds[0].seconds) == pytest.approx(float(kinds[4].seconds), rel=1e-12)
+
+
+def test_layers_ahead_of_all_adapters_keep_nothing_on_the_first_stage() -> None:
+    """M-M ahead of attention; as a second stage their input has a gradient."""
+    beside = AdapterSpec(rank=8, targets=("qkv_proj", "o_proj"))
+    work = workload(beside, model=hybrid("M-M*-M"), framework="megatron", gpus=2)
+    pipeline = Layout(pp=2, num_micro_batches=2)
+    kept = {
+        first: stage_memory_parts_gib(work, pipeline, ((first,), (6 - first,)))["activations"]
+        for first in (1, 2, 3)
+    }
+    assert [float(kept[first][0]) for first in (1, 2, 3)] == [0.0] * 3
+    assert float(kept[1][1]) > float(kept[2][1]) > float(kept[3][1]) > 0.0
+    steps = [
+        exact_step(context(work, pipeline), ((first,), (6 - first,))).seconds for first in (1, 2, 3)
+    ]
+    assert float(steps[0]) > float(steps[1]) > float(steps[2])

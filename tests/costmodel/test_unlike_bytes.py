@@ -32,6 +32,7 @@ from meshwright.costmodel.rank_load import Stages
 from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.blocks import BlockShares
 from meshwright.model_specs.parameters import (
     dense_layer_parameters,
@@ -112,7 +113,14 @@ def random_case(chance: random.Random) -> tuple[Workload, Layout]:
         recompute=int(Recompute.FULL) if full else 0,
         recompute_layers=chance.choice([1, 2, ALL_LAYERS]) if full else 0,
     )
-    return workload(model), layout
+    adapters = None
+    if chance.random() < 0.4:
+        # Ahead of the first of these, layers run forward alone.
+        targets = chance.choice(
+            [("qkv_proj", "o_proj"), ("gate_up_proj",), ("down_proj", "in_proj")]
+        )
+        adapters = AdapterSpec(rank=8, targets=targets)
+    return workload(model, adapters=adapters), layout
 
 
 def test_what_decides_bytes() -> None:

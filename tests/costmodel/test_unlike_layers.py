@@ -246,13 +246,16 @@ def test_the_split_of_a_sequence_is_the_best_of_all_partitions() -> None:
         kinds = [(1.0, 0.3), (2.5, 0.7), (7.0, 2.0)]
         order = tuple(chance.choice(kinds) for _ in range(layers))
         again = chance.choice([0, 1, ALL_LAYERS])
+        ahead = chance.choice([0, 0, 1, layers // 2]) if again == 0 else 0
+        on_first = tuple((own_s / 3, again_s) for own_s, again_s in order[:ahead])
         costs = SplitCosts(
             pp=pp,
             vpp=1,
             layers=layers,
             num_micro_batches=8,
             layer_s=1.0,
-            order=order,
+            order=on_first + order[ahead:],
+            order_behind=order if ahead else (),
             first_s=chance.random(),
             last_s=3 * chance.random(),
             recompute_layers=again,
@@ -329,9 +332,9 @@ def _pipeline_s(costs: SplitCosts, sizes: list[int]) -> float:
 
 def _ranks_s(costs: SplitCosts, sizes: list[int]) -> list[float]:
     """Seconds of every rank, its layers one after the other."""
-    queue, seconds = list(costs.order), []
-    for size in sizes:
-        own, queue = queue[:size], queue[size:]
+    ends, seconds = [0, *itertools.accumulate(sizes)], []
+    for begin, end in itertools.pairwise(ends):
+        own = (costs.order_behind if begin and costs.order_behind else costs.order)[begin:end]
         seconds.append(sum(s for s, _ in own) + sum(a for _, a in own[: costs.recompute_layers]))
     seconds[0] += costs.first_s
     seconds[-1] += costs.last_s

@@ -462,15 +462,18 @@ _DEALT = (
 
 
 def _loss_and_ends(said: Said, settings: dict[str, Any], *, of_recipe: bool) -> dict[str, Any]:
-    """How cross entropy runs, and transfers of virtual stages in fill and drain.
+    """How cross entropy and rotary embeddings run, and transfers of virtual stages in fill and drain.
 
-    Both are off in Megatron without their flags; a recipe without an override has its own.
+    The loss is not fused and transfers are not hidden in Megatron without their flags; a recipe without an
+    override has its own.
     """
     loss = said.line.text("--cross-entropy-fusion-impl")
     fused, overlaps_ends = said["loss_fusion"], said["overlaps_ends"]
     found: dict[str, Any] = {}
     if fused or not of_recipe:
         found["stepwise_loss"] = not fused
+    if not said["rope_fusion"]:
+        found["stepwise_rotary"] = True
     if fused and loss is not None:
         found["fused_loss"] = loss == "te"
     if settings.get("vpp", 1) > 1 and (overlaps_ends or not of_recipe):

@@ -14,7 +14,8 @@ import pytest
 
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
-from meshwright.model_specs.blocks import Mamba2Spec, MoeSpec
+from meshwright.model_specs.adapters import AdapterSpec, with_layers_ahead
+from meshwright.model_specs.blocks import AHEAD, Mamba2Spec, MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.space import space_of
@@ -143,6 +144,38 @@ def test_experts_on_a_projection_are_those_of_the_plain_oracle(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_against_plain_oracle(on_a_projection(seed), monkeypatch)
+
+
+def with_adapters(asked: PlanRequest, seed: int) -> PlanRequest:
+    """Beside some of the blocks: ahead of the first of them, the first stage runs forward alone."""
+    draw, symbols = random.Random(f"adapters {seed}"), {each[0] for each in asked.model.symbols}
+    places: list[tuple[str, ...]] = [("qkv_proj", "o_proj")] if symbols & {*"FW*"} else []
+    places += [("in_proj",)] if symbols & {*"ML"} else []
+    targets = draw.choice([*places, ("gate_up_proj",)])
+    if targets == ("gate_up_proj",) and asked.model.moe is not None:
+        targets = places[0]
+    return replace(asked, adapters=AdapterSpec(rank=64, targets=targets))
+
+
+def layers_ahead(asked: PlanRequest) -> int:
+    assert asked.adapters is not None
+    layers = with_layers_ahead(asked.model, asked.adapters).unlike_layers
+    return sum(symbols.endswith(AHEAD) for symbols in layers)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(15, 18, 24),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (35, 37)),
+    ],
+)
+def test_layers_ahead_of_adapters_are_those_of_the_plain_oracle(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = with_adapters(tiny_request(seed), seed)
+    assert layers_ahead(asked)
+    check_against_plain_oracle(asked, monkeypatch)
 
 
 def check_against_plain_oracle(asked: PlanRequest, monkeypatch: pytest.MonkeyPatch) -> None:
