@@ -707,13 +707,14 @@ def _recompute(layout: LayoutDoc) -> Said:
 
 
 def _pipeline(launch: Launch) -> Said:
-    layout, pattern = launch.layout, launch.inputs.model.hybrid_pattern
-    if pattern is not None:
-        return {"hybrid_pattern": pattern_chunks(pattern, layout.stages)}
+    layout, model = launch.layout, launch.inputs.model
+    if model.hybrid_pattern is not None:
+        modules = f"/{model.mtp_pattern}" * model.mtp_layers
+        return {"hybrid_pattern": pattern_chunks(model.hybrid_pattern, layout.stages) + modules}
     if layout.pp == 1:
         return {}
     if len({count for rank in layout.stages for count in rank}) > 1:
-        return {"layout": layout_string(layout.stages, launch.inputs.model.mtp_layers)}
+        return {"layout": layout_string(layout.stages, model.mtp_layers)}
     return {"vpp": layout.vpp} if layout.vpp > 1 else {}
 
 
