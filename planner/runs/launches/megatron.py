@@ -63,7 +63,6 @@ _AS_THEY_ARE = (
     "norm_zero_centered",
     "qk_norm",
     "mtp_layers",
-    "mtp_shared",
     "glu_offset",
 )
 """Fields of the model that arguments say as it has them."""
@@ -99,7 +98,8 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
     model["attention_bias"] = said["attention_bias"] or biases
     model |= _activation(said, biases=biases)
     model |= _position(said)
-    model |= {word: said[word] for word in ("head_dim", "attention_output_gate") if said[word]}
+    present = "head_dim", "attention_output_gate", "mtp_shared"
+    model |= {word: said[word] for word in present if said[word]}
     if said["latent"]:
         model["attention"] = _latent_attention(said)
         model["qk_norm"] = False
