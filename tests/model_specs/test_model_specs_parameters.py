@@ -48,7 +48,7 @@ CATALOG = tuple(
     phi-4-mini deepseek-v2-lite moonlight-16b-a3b smollm2-135m smollm2-360m mistral-small-24b
     qwen2.5-vl-7b qwen3-vl-8b qwen3-vl-30b-a3b qwen3-vl-235b-a22b
     llama-4-scout llama-4-maverick qwen3-next-80b-a3b qwen3.5-9b qwen3.5-35b-a3b qwen3.5-27b glm-5
-    glm-4.7-flash nemotron-3.5-lightning-30b-a3b
+    glm-4.7-flash nemotron-3.5-lightning
     granite-4.0-h-small nemotron-3-super-120b-a12b seed-oss-36b smollm3-3b ernie-4.5-21b-a3b
     """.split()  # noqa: SIM905
 )
@@ -220,7 +220,7 @@ def test_mtp_modules_count_apart() -> None:
 @pytest.mark.parametrize(
     ("name", "published"),
     [
-        ("nemotron-3.5-lightning-30b-a3b", 32_913_266_240),
+        ("nemotron-3.5-lightning", 32_913_266_240),
         ("nemotron-3-super-120b-a12b", 123_611_033_088),
     ],
 )

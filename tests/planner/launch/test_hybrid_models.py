@@ -63,7 +63,7 @@ def test_experts_and_models_without_attention_are_read_back(name: str, tmp_path:
 
 
 def test_prediction_modules_stand_behind_the_pattern(tmp_path: Path) -> None:
-    plan = make_plan("nemotron-3.5-lightning-30b-a3b", pp=2, dp=4, stages=[[26], [26]])
+    plan = make_plan("nemotron-3.5-lightning", pp=2, dp=4, stages=[[26], [26]])
     write_files(tmp_path, plan_files(plan, "megatron"))
     script = (tmp_path / "launch.sh").read_text(encoding="utf-8")
     ours = plan.inputs.model
