@@ -364,10 +364,12 @@ class SavedActivations:
     dense: tuple[Floats, Floats]
     main: tuple[Floats, Floats]
     """Of a layer with experts where the model has them."""
+    module: Floats
+    """Of a multi-token-prediction module, under the layout's recomputation."""
 
 
 def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
-    """`activation_bytes_per_layer` of a dense layer and of a layer with experts.
+    """`activation_bytes_per_layer` of a dense layer, of one with experts and of a prediction module.
 
     Parameters
     ----------
@@ -381,10 +383,17 @@ def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
     SavedActivations
         Bytes of one micro-batch on one GPU.
     """
-    dense = activation_bytes_per_layer(workload, layout, experts=False)
-    if workload.model.moe is None:
-        return SavedActivations(dense, dense)
-    return SavedActivations(dense, activation_bytes_per_layer(workload, layout, experts=True))
+    model = workload.model
+    main = dense = activation_bytes_per_layer(workload, layout, experts=False)
+    if model.moe is not None:
+        main = activation_bytes_per_layer(workload, layout, experts=True)
+    module = main[0]
+    if model.mtp_differs:
+        blocks, attention = model.mtp_kind
+        module, _ = activation_bytes_per_layer(
+            workload, layout, experts=blocks.experts > 0, blocks=blocks, attention=attention
+        )
+    return SavedActivations(dense, main, module)
 
 
 def saved_of_kinds(workload: Workload, layout: Layout) -> tuple[tuple[Floats, Floats], ...]:

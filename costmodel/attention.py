@@ -420,7 +420,7 @@ def unlike_attention_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
     recomputed = recomputed * c.constants.framework.recompute_fraction
     forward_passes = 1.0 + np.where(mask & int(Recompute.FULL), recomputed, 0.0) * fully_recomputed
     forward_passes = forward_passes + np.where(mask & int(Recompute.CORE_ATTENTION), 1.0, 0.0)
-    layers = full + windowed + model.mtp_layers * (full + windowed) / model.layers
+    layers = full + windowed + model.mtp_layers * model.mtp_kind.blocks.attention
     seconds: Floats = layers * (forward_passes * core.forward + core.backward) / layout.pp
     return seconds
 

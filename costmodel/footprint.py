@@ -109,8 +109,8 @@ def stage_memory_parts_gib(
     buffers = buffers + np.where(first, extra.gathered_leading_first, 0.0) + extra.bucket
     states = _states(workload, layout, stages)
     kinds = saved_of_kinds(workload, layout) or (saved.dense, saved.main)
-    of_module = saved.main[0]
-    activations = _in_all_micro_batches(workload, layout, stages, kinds, of_module) + head_input
+    activations = _in_all_micro_batches(workload, layout, stages, kinds, saved.module)
+    activations = activations + head_input
     stranded = extra.stranded + np.minimum(tables, 1) * extra.stranded_table
     arrive = _gradients_arrive(workload, layout)
     if np.any(arrive):
@@ -313,7 +313,8 @@ def _offloaded_activations(
     copied: list[tuple[Floats, Floats]] = [(bytes_copied, 0.0) for bytes_copied in each]
     if offloads_inputs(workload):
         copied = [(0.0, bytes_copied) for bytes_copied in each]
-    of_module = offloaded_per_layer(workload, layout, model.blocks).copied
+    blocks = model.mtp_kind.blocks if model.mtp_differs else model.blocks
+    of_module = offloaded_per_layer(workload, layout, blocks).copied
     of_module = 0.0 if offloads_inputs(workload) else of_module
     return _in_all_micro_batches(workload, layout, stages, copied, of_module)
 
@@ -926,7 +927,7 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     dense_shards, expert_shards = optimizer_shards(layout)
     per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
     per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
-    mtp_saved = workload.model.mtp_layers * saved.main[0] * in_flight(layout, head_rank)
+    mtp_saved = workload.model.mtp_layers * saved.module * in_flight(layout, head_rank)
     table_more, head_more = table_excess(workload, layout)
     at_table = first * per_dense + table_more + extra.gathered_leading_first
     if encoder_of(workload) is not None:

@@ -442,7 +442,7 @@ def _times_of_training(c: Context) -> KindTimes:
     head_launches_s = stack.launch_layer_s / 2 + _collectives_s(c, _OF_HEAD)
     head_time = _with_host(c, _OnDevice(loss, head_launches_s))
     if model.mtp_layers:
-        main = moe or dense
+        main = _own_mtp_layer(c) if model.mtp_differs else moe or dense
         assert main is not None
         mtp = _mtp_module(c, main, head_time)
     embedding_s = stack.launch_layer_s / 4 + _collectives_s(c, _OF_EMBEDDING)
@@ -461,6 +461,14 @@ def _alike(c: Context) -> tuple[KindTime | None, KindTime | None]:
     if model.moe is not None and (model.moe_layers or model.mtp_layers):
         moe = _mean_layer(c, mixers, model.blocks_of(experts=True))
     return dense, moe
+
+
+def _own_mtp_layer(c: Context) -> KindTime:
+    """The blocks of a multi-token-prediction module that is no main layer."""
+    blocks = c.workload.model.mtp_kind.blocks
+    mixers = (portion(_softmax_attention(c), blocks.attention),) if blocks.attention else ()
+    own = _on_device(c, mixers, blocks)
+    return _with_host(c, own.layer, own.launch_s, own.sync_s, shares=blocks)
 
 
 def _layer_of_kind(c: Context, symbols: str) -> _OnDevice:

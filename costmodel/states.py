@@ -35,8 +35,7 @@ from meshwright.model_specs.parameters import (
     latent_parameters,
     linear_attention_parameters,
     mamba_parameters,
-    moe_layer_parameters,
-    mtp_parameters,
+    mtp_join_parameters,
     norm_parameters_per_layer,
     router_parameters,
     shared_expert_parameters,
@@ -136,7 +135,10 @@ def _mixer_on_gpu(
     if model.state_space is not None or model.hybrid_pattern is not None:
         whole = blocks.attention * whole
         split = blocks.attention * split + blocks.mamba * mamba_parameters(model)
-    return split / np.asarray(layout.tp) + whole + norm_parameters_per_layer(model)
+    norms = norm_parameters_per_layer(model)
+    if model.hybrid_pattern is not None:
+        norms = norms * round(blocks.total)
+    return split / np.asarray(layout.tp) + whole + norms
 
 
 def _pattern_layer(
@@ -226,12 +228,16 @@ def end_parameters(
     dense, rest, experts = layer or layer_parameters_on_gpu(model, layout)
     tp = np.asarray(layout.tp)
     table = embedding_parameters(model) / tp
+    if model.mtp_differs:
+        blocks, attention = model.mtp_kind
+        mixers = _mixer_on_gpu(model, layout, blocks, attention)
+        dense, rest, experts = _pattern_layer(model, layout, mixers, blocks)
     main = dense if model.moe is None else rest
-    mtp_dense = model.mtp_layers * main + _mtp_join_parameters(model) / tp
+    mtp_dense = model.mtp_weights * main + mtp_join_parameters(model) / tp
     first, vision = table, model.encoder
     if vision is not None and vision.use is not None and vision.use.trained:
         first = table + encoder_parameters_on_gpu(vision, layout)
-    return first, _tables_at_head(model, layout) * table + mtp_dense, model.mtp_layers * experts
+    return first, _tables_at_head(model, layout) * table + mtp_dense, model.mtp_weights * experts
 
 
 def encoder_parameters_on_gpu(vision: VisionSpec, layout: Layout) -> Floats:
@@ -295,14 +301,6 @@ def table_excess(workload: Workload, layout: Layout) -> tuple[Floats, Floats]:
     table = np.asarray(table_parameters(workload.model, layout))
     excess = np.asarray(of_table) - of_dense
     return excess * table, excess * table * _tables_at_head(workload.model, layout)
-
-
-def _mtp_join_parameters(model: ModelSpec) -> int:
-    """What joins the MTP modules to the model: a projection from 2 h to h and three norms each."""
-    if not model.mtp_layers:
-        return 0
-    layer = moe_layer_parameters(model) if model.moe_layers else dense_layer_parameters(model)
-    return mtp_parameters(model) - model.mtp_layers * layer
 
 
 def optimizer_shards(layout: Layout) -> tuple[Ints, Ints]:

@@ -142,6 +142,7 @@ MODEL_ARGUMENTS = (
     Argument("mamba.groups", "--mamba-num-groups", default=8),
     Argument("mamba.heads", "--mamba-num-heads", default=0),
     Argument("mtp_layers", "--mtp-num-layers", default=0, optional=True),
+    Argument("mtp_shared", "--mtp-use-repeated-layer", "switch"),
 )
 """Defaults are Megatron's own. Names and defaults were read in `megatron.training.arguments`."""
 

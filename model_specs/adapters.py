@@ -476,15 +476,19 @@ def counted_matrices(model: ModelSpec, *, fused: bool) -> tuple[CountedMatrix, .
     def separate(matrices: tuple[Matrix, ...]) -> list[Matrix]:
         return [matrix for matrix in matrices if matrix.name not in skipped]
 
-    with_experts = model.mtp_layers * (moe is not None) + len(model.expert_layers)
-    dense = model.layers + model.mtp_layers - with_experts
-    attending = model.layers - model.linear_layers + model.mtp_layers
+    of_module = model.mtp_kind.blocks
+    mtp_attention, _, mtp_dense, mtp_experts = (
+        model.mtp_weights * round(number) for number in of_module
+    )
+    with_experts = len(model.expert_layers) + mtp_experts
+    dense = model.layers - len(model.expert_layers) + mtp_dense
+    attending = model.layers - model.linear_layers + mtp_attention
     in_windows = 0 if model.window_heads is None else model.windowed_layers
     attending -= in_windows
     counts = attending, model.linear_layers, model.mamba_layers
     if pattern is not None:
-        counts = pattern.count("*") + model.mtp_layers, 0, pattern.count("M")
-        dense = pattern.count("-")
+        counts = pattern.count("*") + mtp_attention, 0, pattern.count("M")
+        dense = pattern.count("-") + mtp_dense
     groups = [(counts[0], _attention_matrices(model)), (counts[1], linear), (counts[2], mamba)]
     groups.append((in_windows, _attention_matrices(model.in_windows)))
     if model.ffn_hidden:

@@ -80,20 +80,22 @@ def _pattern_fields(pattern: str) -> Fields:
     return {"layers": len(pattern), "hybrid_pattern": pattern, "norms_per_layer": 1}
 
 
-def _pattern(config: ConfigFields) -> str:
-    """One symbol a layer, of `hybrid_override_pattern` or `layers_block_type`."""
-    kinds = config.entries("layers_block_type")
+def _pattern(
+    config: ConfigFields, text: str = "hybrid_override_pattern", listed: str = "layers_block_type"
+) -> str:
+    """One symbol a layer, of the field `text` or the list of names `listed`."""
+    kinds = config.entries(listed)
     # The pattern alone counts (configuration_nemotron_h.py).
     config.passed_over("num_hidden_layers")
     if not kinds:
-        pattern = config.text("hybrid_override_pattern", "")
+        pattern = config.text(text, "")
         if not pattern or not set(pattern) <= set("M*-E") or len(pattern) > MOST_LAYERS:
             what = f"must be 1 to {MOST_LAYERS} of M, *, - and E, a symbol for each layer"
-            raise config.fail("hybrid_override_pattern", what, pattern)
+            raise config.fail(text, what, pattern)
         return pattern
     for kind in kinds:
         if not isinstance(kind, str) or kind not in _BLOCKS:
-            raise config.fail("layers_block_type", f"must list {', '.join(_BLOCKS)}", kind)
+            raise config.fail(listed, f"must list {', '.join(_BLOCKS)}", kind)
     return "".join(_BLOCKS[str(kind)] for kind in kinds)
 
 
@@ -142,12 +144,15 @@ _OF_EXPERTS = (
 def _nemotron_h(config: ConfigFields) -> Fields:
     """Nemotron-H and Nemotron 3: one block a layer, by a pattern; attention knows no positions."""
     pattern = _pattern(config)
-    # Of modules for multi-token prediction, of which there are none.
-    config.passed_over("mtp_hybrid_override_pattern", "mtp_layers_block_type")
+    of_modules = "mtp_hybrid_override_pattern", "mtp_layers_block_type"
+    modules = config.count("num_nextn_predict_layers", 0, least=0)
+    config.passed_over(*of_modules)
     if "E" not in pattern:
         config.passed_over(*_OF_EXPERTS)
     mamba = read_fields(config, _NEMOTRON_MAMBA)
     return {
+        "mtp_layers": modules,
+        "mtp_pattern": _pattern(config, *of_modules) if modules else None,
         "ffn_hidden": config.count("intermediate_size") if "-" in pattern else 0,
         "mamba": mamba if "M" in pattern else None,
         "moe": _nemotron_experts(config) if "E" in pattern else None,
@@ -349,12 +354,6 @@ _FALCON_H1: Record = {
 NEMOTRON_H: tuple[Part, ...] = (
     only("use_bias", False, _NO_MAMBA2_BIAS),
     only("mamba_proj_bias", False, _NO_MAMBA2_BIAS),
-    only(
-        "num_nextn_predict_layers",
-        0,
-        "is not supported beside Mamba-2: set it to 0",
-        shows_value=False,
-    ),
     _NEMOTRON_H,
     _nemotron_h,
 )
@@ -1093,6 +1092,15 @@ _DEEPSEEK_V3: tuple[Part, ...] = (
     _DEEPSEEK,
     _deepseek_experts(_V3_ROUTER),
     _NEXT_TOKENS,
+)
+
+
+# A.X K1: DeepSeek-V3 with a norm behind its experts (modular_axk1.py).
+_AXK1: tuple[Part, ...] = (
+    DECODER,
+    _DEEPSEEK,
+    _deepseek_experts(_V3_ROUTER, dense_layers=1),
+    {**_NEXT_TOKENS, "norms_per_layer": 3},
 )
 
 
@@ -2114,6 +2122,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": Family("DeepseekV32ForCausalLM", _DEEPSEEK_V32),
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", _DEEPSEEK_V32),
     "kimi_k2": Family("", _DEEPSEEK_V3),
+    "axk1": Family("AXK1ForCausalLM", _AXK1),
     "sarvam_mla": Family(
         "SarvamMLAForCausalLM",
         (DECODER, _DEEPSEEK, _deepseek_experts(_V3_ROUTER, dense_layers=1), _NEXT_TOKENS),

@@ -36,7 +36,7 @@ def _of_windowed_layers(model: ModelSpec, of_layer: Callable[[ModelSpec], int]) 
 
 
 def _hybrid_layer_parameters(model: ModelSpec, pattern: str) -> int:
-    """All layers of a pattern, each of them one block and its norms."""
+    """The layers of a pattern, each of them one block and its norms."""
     of_blocks = {
         "M": mamba_parameters(model),
         "*": attention_parameters(model),
@@ -44,7 +44,7 @@ def _hybrid_layer_parameters(model: ModelSpec, pattern: str) -> int:
         "E": _experts_and_router(model),
     }
     blocks = sum(pattern.count(symbol) * number for symbol, number in of_blocks.items())
-    return blocks + model.layers * norm_parameters_per_layer(model)
+    return blocks + len(pattern) * norm_parameters_per_layer(model)
 
 
 def active_parameter_count(model: ModelSpec, *, input_embedding: bool = True) -> int:
@@ -322,8 +322,14 @@ def mtp_parameters(model: ModelSpec) -> int:
     They share the main model's embedding and head, so those do not count again.
     """
     layer = moe_layer_parameters(model) if model.moe_layers else dense_layer_parameters(model)
-    projection = 2 * model.hidden * model.hidden
-    return model.mtp_layers * (layer + projection + 3 * norm_parameters(model))
+    if model.mtp_pattern is not None:
+        layer = _hybrid_layer_parameters(model, model.mtp_pattern)
+    return model.mtp_weights * layer + mtp_join_parameters(model)
+
+
+def mtp_join_parameters(model: ModelSpec) -> int:
+    """Of `mtp_parameters`, what joins the modules to the model: a projection from 2 h to h, three norms."""
+    return model.mtp_weights * (2 * model.hidden * model.hidden + 3 * norm_parameters(model))
 
 
 def feed_forward_parameters(
@@ -406,15 +412,18 @@ def active_matmul_parameters(model: ModelSpec) -> int:
 
     Lookups, norms and biases do no matrix product and are left out; of the experts only `top_k` count.
     """
+    head = model.vocab * model.hidden
+    joined = 2 * model.hidden * model.hidden + head
     if model.hybrid_pattern is not None:
-        return model.vocab * model.hidden + _hybrid_matrices(model, model.hybrid_pattern)
+        of_module = _hybrid_matrices(model, model.mtp_pattern or "") + joined
+        matrices = _hybrid_matrices(model, model.hybrid_pattern)
+        return head + matrices + model.mtp_layers * of_module
     attention = attention_matmul_parameters(model)
     dense_layer = attention + feed_forward_parameters(model, model.ffn_hidden, bias=False)
     moe_layer = attention + _active_moe_matrices(model)
-    head = model.vocab * model.hidden
     mtp_layer = moe_layer if model.moe_layers else dense_layer
     with_experts = len(model.expert_layers)
-    mtp_module = mtp_layer + 2 * model.hidden * model.hidden + head
+    mtp_module = mtp_layer + joined
     linear = linear_attention_matmul_parameters(model) - attention
     return (
         (model.layers - with_experts) * dense_layer
@@ -476,7 +485,8 @@ def attention_flops_per_token(model: ModelSpec, seq_len: float) -> float:
     of_full, in_windows = (
         2 * kind.heads * (kind.qk_head_dim + kind.v_head_dim) for kind in (model, model.in_windows)
     )
-    full, indexer = model.full_attention_layers + model.mtp_layers, model.indexer
+    full = model.full_attention_layers + model.mtp_layers * model.mtp_kind.blocks.attention
+    indexer = model.indexer
     chosen = attended_positions(seq_len, None if indexer is None else indexer.top_k)
     windowed = attended_positions(seq_len, model.sliding_window, chunked=model.chunked_windows)
     if of_full == in_windows:

@@ -151,6 +151,11 @@ class ModelSpec(ClosedDocument):
     mtp_layers: CountOrZero = 0
     """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more. They
     are trained, but not part of the totals that authors state."""
+    mtp_pattern: Annotated[str, Field(pattern=r"^[*E-]{1,20}$")] | None = left_out_at(None)
+    """Blocks of such a module beside `hybrid_pattern` (Nemotron 3: *E, attention and experts)."""
+    mtp_shared: Flag = left_out_at(False)
+    """Whether the modules are one set of weights that runs `mtp_layers` times (Nemotron 3;
+    Megatron-LM's `--mtp-use-repeated-layer`)."""
     moe: MoeSpec | None = None
     vision: VisionSpec | None = left_out_at(None)
     """The image encoder in front of it, which no other field and no count of the language model holds."""
@@ -190,7 +195,22 @@ class ModelSpec(ClosedDocument):
             raise ValueError("norms_after_blocks needs norms_per_layer: 2")
         if self.qk_norm_full_width and not self.qk_norm:
             raise ValueError("qk_norm_full_width needs qk_norm: true")
+        self._check_token_prediction()
         return self
+
+    def _check_token_prediction(self) -> None:
+        """Raises ValueError where the blocks of prediction modules do not fit the rest of the model."""
+        pattern = self.mtp_pattern
+        if self.mtp_layers and self.mamba_beside_attention:
+            raise ValueError("mamba_beside_attention with mtp_layers is not supported")
+        if (pattern is not None) != (self.hybrid_pattern is not None and self.mtp_layers > 0):
+            raise ValueError("mtp_pattern and mtp_layers beside hybrid_pattern need each other")
+        if pattern is not None and ("E" in pattern) > (self.moe is not None):
+            raise ValueError("mtp_pattern has experts, E, and the model has no moe")
+        if pattern is not None and ("-" in pattern) > (self.ffn_hidden > 0):
+            raise ValueError("ffn_hidden must be at least 1 where mtp_pattern has a -")
+        if self.mtp_shared and not self.mtp_layers:
+            raise ValueError("mtp_shared has no use without mtp_layers")
 
     def _check_every(self, every: int) -> None:
         """Raises ValueError where experts in each n-th layer do not fit the rest of the model."""
@@ -261,7 +281,7 @@ class ModelSpec(ClosedDocument):
             raise ValueError(
                 "linear_attention needs full_attention_every: n where each n-th layer attends in full"
             )
-        for field in ("sliding_window", "attention", "mtp_layers"):
+        for field in ("sliding_window", "attention"):
             latent_beside_kda = field == "attention" and self._has_kda
             if getattr(self, field) and not latent_beside_kda:
                 raise ValueError(f"linear_attention with {field} is not supported")
@@ -283,7 +303,7 @@ class ModelSpec(ClosedDocument):
             raise ValueError("mamba1 needs hybrid_pattern")
         if pattern is None and not self.mamba_beside_attention:
             raise ValueError("mamba needs hybrid_pattern or mamba_beside_attention: true")
-        for field in ("sliding_window", "attention", "linear_attention", "mtp_layers"):
+        for field in ("sliding_window", "attention", "linear_attention"):
             if getattr(self, field):
                 raise ValueError(f"Mamba or hybrid_pattern with {field} is not supported")
         if pattern is None:
@@ -313,6 +333,28 @@ class ModelSpec(ClosedDocument):
             return BlockShares(1.0, 0.0, 1.0 - share, share)
         beside = 1.0 if self.mamba_beside_attention else 0.0
         return BlockShares(1.0, beside, 0.0 if experts else 1.0, 1.0 if experts else 0.0)
+
+    @property
+    def mtp_kind(self) -> LayerKind:
+        """One multi-token-prediction module: the blocks of `mtp_pattern`, or a main layer.
+
+        That attends in full where others have linear attention: Megatron-LM builds it as the last layer.
+        """
+        if self.mtp_pattern is not None:
+            blocks = (float(self.mtp_pattern.count(symbol)) for symbol in "*M-E")
+            return LayerKind(BlockShares(*blocks), AttentionShares())
+        attention = AttentionShares() if self.linear_layers else self.attention_shares
+        return LayerKind(self.blocks_of(experts=self.moe is not None), attention)
+
+    @property
+    def mtp_weights(self) -> int:
+        """Multi-token-prediction modules with weights of their own."""
+        return 1 if self.mtp_shared else self.mtp_layers
+
+    @property
+    def mtp_differs(self) -> bool:
+        """Whether a multi-token-prediction module is no main layer of the mean."""
+        return self.mtp_layers > 0 and (self.mtp_pattern is not None or self.linear_layers > 0)
 
     @property
     def has_mean_layers(self) -> bool:

@@ -387,7 +387,7 @@ class MemoryFit:
             first_load=first_load,
             last_load=last_load,
             experts=model.moe_layers > 0,
-            last_experts=model.mtp_layers if model.moe is not None else 0,
+            last_experts=model.mtp_weights * round(model.mtp_kind.blocks.experts),
             order=self._order(unlike),
             order_behind=self._order(unlike, behind=True),
             order_loads=self._unlike.order_loads if self._unlike is not None else (),

@@ -72,6 +72,7 @@ kv_heads activation gelu_form swiglu_alpha rope.scaling.type rope.scaling.low_fr
 rope.scaling.high_freq_factor rope.scaling.mscale rope.scaling.mscale_all_dim
 rope.scaling.attention_factor attention_output_bias attention_sinks sliding_window attention_order
 moe.shared_experts moe.dense_layers moe.router_bias moe.expert_bias moe.router_normalized norms_per_layer
+mtp_pattern
 """
 """Fields that several arguments say together."""
 MEGATRON_SAYS = {argument.word for argument in MODEL_ARGUMENTS} | set(_OTHERWISE.split())
@@ -352,9 +353,15 @@ def said_of_model(model: ModelSpec, seq_len: int) -> dict[str, object]:
         # Module and name of the layers' specification, which pretrain_hybrid.py asks for.
         spec = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
         said["layer_specification"] = spec
+        said["hybrid_pattern"] = model.hybrid_pattern + _module_patterns(model)
     else:
         said |= dict.fromkeys(word for word in said if word.startswith("mamba."))
     return said
+
+
+def _module_patterns(model: ModelSpec) -> str:
+    """What stands behind a hybrid pattern: / and the blocks of each prediction module."""
+    return f"/{model.mtp_pattern}" * model.mtp_layers
 
 
 def feed_forward_width(model: ModelSpec) -> int:
@@ -707,13 +714,14 @@ def _recompute(layout: LayoutDoc) -> Said:
 
 
 def _pipeline(launch: Launch) -> Said:
-    layout, pattern = launch.layout, launch.inputs.model.hybrid_pattern
-    if pattern is not None:
-        return {"hybrid_pattern": pattern_chunks(pattern, layout.stages)}
+    layout, model = launch.layout, launch.inputs.model
+    if model.hybrid_pattern is not None:
+        chunks = pattern_chunks(model.hybrid_pattern, layout.stages)
+        return {"hybrid_pattern": chunks + _module_patterns(model)}
     if layout.pp == 1:
         return {}
     if len({count for rank in layout.stages for count in rank}) > 1:
-        return {"layout": layout_string(layout.stages, launch.inputs.model.mtp_layers)}
+        return {"layout": layout_string(layout.stages, model.mtp_layers)}
     return {"vpp": layout.vpp} if layout.vpp > 1 else {}
 
 

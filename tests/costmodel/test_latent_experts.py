@@ -341,7 +341,8 @@ def test_muon_steps_the_projections_whole() -> None:
     named = {each.matrix.name: each for each in counted_matrices(SUPER, fused=True)}
     for name, shape in (("fc1_latent_proj", (4096, 1024)), ("fc2_latent_proj", (1024, 4096))):
         assert (named[name].matrix.inputs, named[name].matrix.outputs) == shape
-        assert (named[name].number, named[name].expert) == (40, False)
+        # Of 40 layers, and of the prediction module.
+        assert (named[name].number, named[name].expert) == (41, False)
     # A model whose largest matrix is a projection: tensor parallelism makes that no smaller.
     narrow = model(L, heads=1, kv_heads=1, head_dim=16, moe=_only_projections())
     work = workload(narrow, optimizer="muon")

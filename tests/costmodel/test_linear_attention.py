@@ -210,7 +210,6 @@ def test_all_parameters_stand_on_some_rank() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mtp_layers": 1}, "linear_attention with mtp_layers is not supported"),
         ({"sliding_window": 64}, "linear_attention with sliding_window is not supported"),
     ],
 )

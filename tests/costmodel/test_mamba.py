@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.activations import activation_bytes_per_layer, saved_activations
 from meshwright.costmodel.layer_kinds import KindTime, kind_times
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.other_blocks import mamba_block, scan_s
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.states import rank_parameters
+from meshwright.costmodel.states import end_parameters, rank_parameters
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.volumes import (
     context_volumes,
@@ -29,6 +29,7 @@ from meshwright.model_specs.parameters import (
     attention_flops_per_token,
     flops_per_token,
     mamba_parameters,
+    mtp_parameters,
     parameter_count,
 )
 from meshwright.model_specs.reader import load_catalog_model
@@ -258,7 +259,13 @@ def test_traffic_counts_the_blocks_that_send() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mtp_layers": 1}, "with mtp_layers is not supported"),
+        ({"mtp_layers": 1}, "mtp_pattern and mtp_layers beside hybrid_pattern need each other"),
+        ({"mtp_pattern": "*-"}, "mtp_pattern and mtp_layers beside hybrid_pattern need each other"),
+        (
+            {"mtp_layers": 1, "mtp_pattern": "*E"},
+            "mtp_pattern has experts, E, and the model has no",
+        ),
+        ({"mtp_shared": True}, "mtp_shared has no use without mtp_layers"),
         ({"sliding_window": 64, "full_attention_every": 2}, "with sliding_window"),
         ({"hybrid_pattern": "M-M"}, "has 3 layers, layers is 4"),
         ({"hybrid_pattern": "--**"}, "need each other"),
@@ -276,3 +283,48 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], words: str) -> No
         small(**changes)
     with pytest.raises(ValidationError, match="multiple of groups"):
         Mamba2Spec(heads=4, head_dim=8, state_dim=6, groups=3)
+
+
+@pytest.mark.parametrize(("blocks", "pattern"), [("*-", "*-M"), ("*E", "M*E")])
+@pytest.mark.parametrize("layout", [Layout(dp=8, ep=2), Layout(tp=2, pp=2, dp=2)])
+def test_a_prediction_module_beside_a_pattern_is_that_of_a_transformer(
+    blocks: str, pattern: str, layout: Layout
+) -> None:
+    experts = EXPERTS if "E" in blocks else None
+    plain = wide(
+        "****", hybrid_pattern=None, mamba=None, moe=experts, norms_per_layer=2, mtp_layers=2
+    )
+    hybrid = wide(pattern, mtp_layers=2, mtp_pattern=blocks)
+    modules, ends, saved = [], [], []
+    for model in (plain, hybrid):
+        work = workload(model)
+        times = kind_times(make_context(work, layout, nested_placement(work.cluster, layout)))
+        assert times.mtp is not None
+        modules.append(times.mtp.seconds)
+        ends.append(end_parameters(model, layout))
+        saved.append(saved_activations(work, layout).module)
+    assert modules[1] == pytest.approx(modules[0], rel=1e-12)
+    assert saved[1] == pytest.approx(saved[0], rel=1e-12)
+    assert [float(part) for part in ends[1]] == pytest.approx([float(part) for part in ends[0]])
+
+
+def test_modules_of_one_set_of_weights_run_as_often_and_are_held_once() -> None:
+    apart = wide("M*E", mtp_layers=3, mtp_pattern="*E")
+    shared = apart.model_copy(update={"mtp_shared": True})
+    layout = Layout(pp=2, dp=4)
+    of_apart, of_shared = (end_parameters(model, layout) for model in (apart, shared))
+    assert of_shared[2] == of_apart[2] / 3
+    table = 32_000 * 4096
+    # The last rank has the head, and a token table to feed the modules.
+    assert of_apart[1] - 2 * table == pytest.approx(3 * (of_shared[1] - 2 * table))
+    dense, experts = rank_parameters(shared, Layout(dp=8), ((3,),))
+    whole = float(np.sum(dense)) + float(np.sum(experts)) + shared.hidden
+    assert whole == parameter_count(shared) + mtp_parameters(shared)
+    prices = []
+    for model in (apart, shared):
+        work = workload(model)
+        placement = nested_placement(work.cluster, layout)
+        prices.append(kind_times(make_context(work, layout, placement)).mtp)
+    assert prices[0] is not None
+    assert prices[1] is not None
+    assert prices[1].seconds == prices[0].seconds

@@ -18,6 +18,7 @@ from meshwright.model_specs.parameters import (
     dense_layer_parameters,
     dense_mlp_parameters,
     embedding_parameters,
+    encoder_parameters,
     expert_parameters,
     flops_per_token,
     head_parameters,
@@ -46,7 +47,8 @@ CATALOG = tuple(
     minimax-m2.5 olmo-2-7b olmo-2-13b olmo-2-32b olmo-3-7b phi-3-mini-4k
     phi-4-mini deepseek-v2-lite moonlight-16b-a3b smollm2-135m smollm2-360m mistral-small-24b
     qwen2.5-vl-7b qwen3-vl-8b qwen3-vl-30b-a3b qwen3-vl-235b-a22b
-    llama-4-scout llama-4-maverick qwen3-next-80b-a3b qwen3.5-9b qwen3.5-35b-a3b glm-5 glm-4.7-flash
+    llama-4-scout llama-4-maverick qwen3-next-80b-a3b qwen3.5-9b qwen3.5-35b-a3b qwen3.5-27b glm-5
+    glm-4.7-flash nemotron-3.5-lightning
     granite-4.0-h-small nemotron-3-super-120b-a12b seed-oss-36b smollm3-3b ernie-4.5-21b-a3b
     """.split()  # noqa: SIM905
 )
@@ -213,6 +215,47 @@ def test_mtp_modules_count_apart() -> None:
     assert mtp_parameters(model) == 2 * (688 + 128 + 24)
     # DeepSeek-V3 README_WEIGHTS: 11.5B parameters of the module's own.
     assert mtp_parameters(load_catalog_model("deepseek-v3")) == pytest.approx(11.5e9, rel=0.011)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("nemotron-3.5-lightning", 32_913_266_240),
+        ("nemotron-3-super-120b-a12b", 123_611_033_088),
+    ],
+)
+def test_prediction_modules_beside_a_pattern_have_the_published_parameters(
+    name: str, published: int
+) -> None:
+    # Megatron-Bridge's verification cards count the checkpoints' tensors: one set of weights, run twice.
+    model = load_catalog_model(name)
+    assert (model.mtp_layers, model.mtp_pattern, model.mtp_shared) == (2, "*E", True)
+    assert parameter_count(model) + mtp_parameters(model) == published
+    apart = model.model_copy(update={"mtp_shared": False})
+    assert mtp_parameters(apart) == 2 * mtp_parameters(model)
+    assert active_matmul_parameters(apart) == active_matmul_parameters(model)
+
+
+def test_prediction_modules_beside_linear_attention_attend_in_full() -> None:
+    # Qwen3.8-27B's card: 27,781,427,952 with the image encoder and one module.
+    plain = load_catalog_model("qwen3.5-27b")
+    model = plain.model_copy(update={"mtp_layers": 1})
+    assert model.vision is not None
+    total = parameter_count(model) + encoder_parameters(model.vision) + mtp_parameters(model)
+    assert total == 27_781_427_952
+    attended = 6 * 4096 / 2 * 24 * (256 + 256)
+    more = attention_flops_per_token(model, 4096) - attention_flops_per_token(plain, 4096)
+    assert more == attended
+
+
+def test_flops_of_a_pattern_count_the_blocks_of_its_prediction_modules() -> None:
+    pattern: dict[str, object] = {"norms_per_layer": 1, "hybrid_pattern": "*-*"}
+    plain = small(**pattern)
+    model = small(**pattern, mtp_layers=2, mtp_pattern="*-")
+    # Attention 8 x (8 + 4 + 4) + 8 x 8, feed-forward 3 x 8 x 20, the join 2 x 8 x 8 and the head 100 x 8.
+    of_module = 192 + 480 + 128 + 800
+    assert active_matmul_parameters(model) == active_matmul_parameters(plain) + 2 * of_module
+    assert mtp_parameters(model) == 2 * (192 + 8 + 480 + 8 + 128 + 3 * 8)
 
 
 def test_dense_flops_follow_the_gpt_formula() -> None:

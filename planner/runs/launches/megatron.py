@@ -74,7 +74,10 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
     """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given."""
     said = Said(line, ARGUMENTS)
     pattern = hybrid_pattern(said)
-    layers = len(pattern.replace("|", "")) if pattern else _needed(said, "layers")
+    modules: list[str] = []
+    if pattern is not None:
+        pattern, *modules = pattern.replace("|", "").split("/")
+    layers = len(pattern) if pattern else _needed(said, "layers")
     said.get("layers", 0)
     hidden, heads = _needed(said, "hidden"), _needed(said, "heads")
     # Megatron's own defaults: four times the width, two thirds of that for a gated layer.
@@ -95,7 +98,8 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
     model["attention_bias"] = said["attention_bias"] or biases
     model |= _activation(said, biases=biases)
     model |= _position(said)
-    model |= {word: said[word] for word in ("head_dim", "attention_output_gate") if said[word]}
+    present = "head_dim", "attention_output_gate", "mtp_shared"
+    model |= {word: said[word] for word in present if said[word]}
     if said["latent"]:
         model["attention"] = _latent_attention(said)
         model["qk_norm"] = False
@@ -103,7 +107,10 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
     if said["moe.experts"] > 1:
         model["moe"] = _moe(said, layers, model["ffn_hidden"], biases=biases)
     if pattern is not None:
-        model |= _hybrid(said, pattern.replace("|", ""), hidden)
+        model |= _hybrid(said, pattern, hidden)
+        if modules:
+            # Their number is inferred from the pattern (megatron/training/arguments.py).
+            model |= {"mtp_layers": len(modules), "mtp_pattern": modules[0]}
         if "E" not in pattern:
             model.pop("moe", None)
     return model | _window(said, layers) | _linear_attention(said, layers)
@@ -137,14 +144,17 @@ def leave_model_flags(said: Said) -> None:
 
 
 def hybrid_pattern(said: Said) -> str | None:
-    """The block of each layer, chunks apart by |; None without. Raises InputError for blocks not known."""
+    """The block of each layer, chunks apart by |, and behind / those of each prediction module; None without.
+
+    Raises InputError for blocks not known, and for modules that differ.
+    """
     pattern: str | None = said["hybrid_pattern"]
     if pattern is None:
         return None
-    if not re.fullmatch(r"[M*E|-]{1,8000}", pattern) or not pattern.replace("|", ""):
+    if not re.fullmatch(r"\|*[M*E-][M*E|-]{0,8000}(?:(/[*E-]{1,20})\1{0,20})?", pattern):
         what = (
-            "layers of Mamba-2 (M), attention (*), feed-forward (-) and experts (E), with | between chunks, "
-            "are all that can be priced"
+            "layers of Mamba-2 (M), attention (*), feed-forward (-) and experts (E), with | between chunks "
+            "and behind / the blocks of equal prediction modules, are all that can be priced"
         )
         raise said.error("hybrid_pattern", what, pattern)
     return pattern
@@ -599,7 +609,8 @@ def _stages(said: Said, pp: int, layers: int) -> dict[str, Any]:
     line = said.line
     pattern = hybrid_pattern(said)
     if pattern is not None and "|" in pattern:
-        return _chunk_stages(tuple(map(len, pattern.split("|"))), pp, line.where)
+        chunks = pattern.partition("/")[0].split("|")
+        return _chunk_stages(tuple(map(len, chunks)), pp, line.where)
     if said["layout"] is not None:
         return _written_stages(said, pp)
     ends = [flag for flag in _END_SLOTS if line.words.count(flag)]

@@ -11,7 +11,7 @@ from meshwright.costmodel.workload import Execution
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.adapters import AdapterSpec, resolved
-from meshwright.model_specs.parameters import parameter_count
+from meshwright.model_specs.parameters import mtp_parameters, parameter_count
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.megatron import bridge_overrides
@@ -60,6 +60,26 @@ def test_experts_and_models_without_attention_are_read_back(name: str, tmp_path:
     assert (model.moe is None) is (ours.moe is None)
     if model.moe is not None and ours.moe is not None:
         assert model.moe.router_scaling_factor == ours.moe.router_scaling_factor == 2.5
+
+
+def test_prediction_modules_stand_behind_the_pattern(tmp_path: Path) -> None:
+    plan = make_plan("nemotron-3.5-lightning", pp=2, dp=4, stages=[[26], [26]])
+    write_files(tmp_path, plan_files(plan, "megatron"))
+    script = (tmp_path / "launch.sh").read_text(encoding="utf-8")
+    ours = plan.inputs.model
+    pattern = ours.hybrid_pattern or ""
+    assert f"{pattern[:26]}|{pattern[26:]}/*E/*E" in script
+    assert "--mtp-use-repeated-layer" in script
+    run = read_launch(tmp_path / "launch.sh")
+    assert not run.unread
+    assert run.settings["stages"] == [[26], [26]]
+    model = ModelSpec.model_validate(run.model)
+    assert (model.mtp_layers, model.mtp_pattern, model.mtp_shared) == (2, "*E", True)
+    assert mtp_parameters(model) == mtp_parameters(ours)
+    unequal = script.replace("/*E/*E", "/*E/E")
+    (tmp_path / "launch.sh").write_text(unequal, encoding="utf-8")
+    with pytest.raises(InputError, match="the blocks of equal prediction modules"):
+        read_launch(tmp_path / "launch.sh")
 
 
 def test_experts_on_a_projection_are_launched_and_read_back(tmp_path: Path) -> None:

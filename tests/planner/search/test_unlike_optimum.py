@@ -163,6 +163,23 @@ def layers_ahead(asked: PlanRequest) -> int:
     return sum(symbols.endswith(AHEAD) for symbols in layers)
 
 
+def with_token_prediction(asked: PlanRequest, seed: int) -> PlanRequest:
+    """The same with prediction modules that are no main layers: blocks beside a pattern, or full attention
+    beside linear one; as many weights as modules, or one set of them."""
+    draw, layers = random.Random(f"mtp {seed}"), asked.model.layers
+    spec = {**model(draw).model_dump(exclude_unset=True), "layers": layers}
+    spec |= {"mtp_layers": draw.choice([1, 2]), "mtp_shared": draw.random() < 0.5}
+    kinds = with_unlike_bytes(draw, spec | {"mtp_layers": 0, "mtp_shared": False})
+    stated = kinds.model_dump(exclude_unset=True) | {
+        name: spec[name] for name in ("mtp_layers", "mtp_shared")
+    }
+    if kinds.hybrid_pattern is not None:
+        stated["mtp_pattern"] = draw.choice(["*E", "E", "*-"])
+    elif kinds.linear_attention is None:
+        stated |= {"moe": spec.get("moe")}
+    return replace(asked, model=ModelSpec.model_validate(stated))
+
+
 @pytest.mark.parametrize(
     "seed",
     [
@@ -176,6 +193,32 @@ def test_layers_ahead_of_adapters_are_those_of_the_plain_oracle(
     asked = with_adapters(tiny_request(seed), seed)
     assert layers_ahead(asked)
     check_against_plain_oracle(asked, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(0, 1),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in range(5, 20)),
+    ],
+)
+def test_prediction_modules_are_those_of_the_plain_oracle(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_against_plain_oracle(with_token_prediction(tiny_request(seed), seed), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in range(3, 20)),
+    ],
+)
+def test_prediction_modules_are_those_of_brute_force(seed: int) -> None:
+    check_against_brute_force(with_token_prediction(interleaved_request(seed), seed))
 
 
 def check_against_plain_oracle(asked: PlanRequest, monkeypatch: pytest.MonkeyPatch) -> None:
