@@ -177,12 +177,13 @@ class PrecisionOnDevice(Rule):
 # What Megatron-LM's dispatchers of tokens do not go with (megatron-core 0.19.2): devices, ranks, formats.
 
 
-def _flexible(workload: Workload) -> TokenDispatcher | None:
-    """The record of DeepEP or HybridEP where the run dispatches with it."""
-    dispatcher = MEGATRON.dispatchers.get(workload.moe_dispatch)
-    if workload.model.moe is None or dispatcher is None or not dispatcher.deduplicates:
-        return None
-    return dispatcher
+def _flexible(workload: Workload) -> list[TokenDispatcher]:
+    """The records of DeepEP and HybridEP, as far as the run may dispatch with them."""
+    if workload.model.moe is None:
+        return []
+    names = (workload.moe_dispatch, *workload.other_dispatchers)
+    records = [MEGATRON.dispatchers[name] for name in names if name in MEGATRON.dispatchers]
+    return [dispatcher for dispatcher in records if dispatcher.deduplicates]
 
 
 class MegatronDispatcherDevice(Rule):
@@ -192,14 +193,15 @@ class MegatronDispatcherDevice(Rule):
     unit = "dispatchers"
 
     def applies(self, workload: Workload) -> bool:
-        return _flexible(workload) is not None
+        return bool(_flexible(workload))
+
+    def fields_read(self) -> frozenset[str]:
+        return frozenset()
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        device, dispatcher = table.workload.cluster.device, _flexible(table.workload)
-        missing = 0
-        if dispatcher is not None:
-            missing = 1 - int(dispatcher.runs_on(device.architecture, device.name))
-        return as_excess(np.full_like(column(table, "tp"), missing))
+        device, able = table.workload.cluster.device, _flexible(table.workload)
+        runs = any(each.runs_on(device.architecture, device.name) for each in able) or not able
+        return as_excess(np.full_like(column(table, "tp"), 1 - int(runs)))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         work = plan.workload
@@ -219,9 +221,8 @@ class MegatronDispatcherDevice(Rule):
 
 def _is_inside_domains(workload: Workload) -> bool:
     """Whether the run dispatches with kernels that do not go beyond one domain on its devices."""
-    dispatcher = _flexible(workload)
-    architecture = workload.cluster.device.architecture
-    return dispatcher is not None and architecture not in dispatcher.between
+    able, architecture = _flexible(workload), workload.cluster.device.architecture
+    return bool(able) and all(architecture not in each.between for each in able)
 
 
 MEGATRON_DISPATCHER_REACH = AtMost(
@@ -252,20 +253,18 @@ class MegatronDispatcherRanks(Rule):
     unit = "groups"
 
     def applies(self, workload: Workload) -> bool:
-        return _flexible(workload) is not None
+        return bool(_flexible(workload))
+
+    def fields_read(self) -> frozenset[str]:
+        return frozenset(("ep", "etp"))
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         members = column(table, "ep") * column(table, "etp")
-        dispatcher, domain = _flexible(table.workload), table.workload.cluster.nvlink_domain
-        if dispatcher is None:
-            return as_excess(0 * members)
+        able, domain = _flexible(table.workload), table.workload.cluster.nvlink_domain
+        joined = [dispatcher.joins(members, domain) for dispatcher in able]
         # One rank alone is another rule's.
-        wrong = np.zeros_like(members, dtype=bool)
-        if dispatcher.group_sizes:
-            wrong = (members > 1) & ~np.isin(members, dispatcher.group_sizes)
-        counted = dispatcher.domain_gpus or domain
-        unfilled = (members % counted != 0) | (domain % counted != 0)
-        return as_excess((wrong | ((members > domain) & unfilled)).astype(np.int64))
+        wrong = ~np.logical_or.reduce(joined) if able else np.zeros_like(members, dtype=bool)
+        return as_excess(wrong.astype(np.int64))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         work = plan.workload

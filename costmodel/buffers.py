@@ -20,6 +20,7 @@ from meshwright.costmodel.activations import (
     offloads_any,
 )
 from meshwright.costmodel.adapters import adapted_outputs, frozen, normed_bytes
+from meshwright.costmodel.execution_names import Dispatcher
 from meshwright.costmodel.layer_kinds import (
     CAST_KERNELS,
     DENSE_KERNELS,
@@ -46,6 +47,7 @@ from meshwright.costmodel.workload import (
     rank_tokens,
     sequence_shards,
 )
+from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.model_specs.blocks import BlockShares
 from meshwright.model_specs.parameters import dense_mlp_parameters, expert_parameters
 from meshwright.model_specs.schema import ModelSpec
@@ -194,6 +196,8 @@ _SCALED = 128
 def dispatch_buffers(workload: Workload, layout: Layout) -> Floats:
     """Bytes of the buffers of tokens on one GPU; 0 with other dispatchers and without experts.
 
+    Of several dispatchers each layout has that of `dispatchers_of`.
+
     Their sizes are what Megatron-LM asks for (megatron-core 0.19.2, core/transformer/moe/fused_a2a.py,
     get_buffer and init_hybrid_ep_buffer). DeepEP, csrc/legacy/config.hpp, get_nvl_buffer_size_hint and
     get_rdma_buffer_size_hint: a number of tokens for each channel and peer, whatever the batch. HybridEP,
@@ -213,12 +217,52 @@ def dispatch_buffers(workload: Workload, layout: Layout) -> Floats:
     float or array
         Bytes, shaped like the layout.
     """
+    if not workload.other_dispatchers:
+        return _buffers_of(workload.moe_dispatch, workload, layout)
+    return _least_buffers(workload, layout)[1]
+
+
+def dispatchers_of(workload: Workload, layout: Layout) -> list[Dispatcher]:
+    """Which dispatcher each layout has: of those of one price that take its ranks, the one of the smallest
+    buffers, so that no other leaves room for a faster step. The first where they are equal, or none does.
+
+    Parameters
+    ----------
+    workload : Workload
+        With `moe_dispatch` and `other_dispatchers`.
+    layout : Layout
+        Shape [n]; degrees and micro_batch are used.
+
+    Returns
+    -------
+    list of str
+        n names.
+    """
+    names = (workload.moe_dispatch, *workload.other_dispatchers)
+    return [names[number] for number in np.atleast_1d(_least_buffers(workload, layout)[0])]
+
+
+def _least_buffers(workload: Workload, layout: Layout) -> tuple[NDArray[np.int64], Floats]:
+    """The number of the dispatcher of each layout, and its buffers; 0 where no dispatcher takes its ranks."""
+    ranks, domain = np.asarray(layout.ep * layout.etp), workload.cluster.nvlink_domain
+    records = framework_of_stack(workload.framework).dispatchers
+    chosen, least = np.zeros((), dtype=np.int64), np.full((), np.inf)
+    for number, name in enumerate((workload.moe_dispatch, *workload.other_dispatchers)):
+        joins = records[name].joins(ranks, domain)
+        own = np.where(joins, _buffers_of(name, workload, layout), np.inf)
+        chosen = np.where(own < least, number, chosen)
+        least = np.asarray(np.minimum(own, least))
+    return chosen, np.where(np.isfinite(least), least, 0.0)
+
+
+def _buffers_of(name: Dispatcher, workload: Workload, layout: Layout) -> Floats:
+    """Of one dispatcher, 0 for those that have none."""
     moe = workload.model.moe
     ranks = np.asarray(layout.ep, dtype=np.float64) * layout.etp
-    if moe is None or workload.moe_dispatch not in ("deepep", "hybridep"):
+    if moe is None or name not in ("deepep", "hybridep"):
         return 0.0 * ranks
     width = float(workload.model.routed_width)
-    if workload.moe_dispatch == "deepep":
+    if name == "deepep":
         return np.where(ranks > 1, _deepep(ranks, width), 0.0)
     tokens = rank_tokens(workload, layout) / sequence_shards(layout)
     local = moe.experts / np.asarray(layout.ep)

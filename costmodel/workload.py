@@ -165,6 +165,9 @@ class Workload(RunSettings):
     compiled: bool = field(init=False, default=False)
     """Whether the stack is the compiled one of two."""
     moe_dispatch: Dispatcher = "deduplicated"
+    other_dispatchers: tuple[Dispatcher, ...] = ()
+    """Beside `moe_dispatch`, those of the same price that a layout may have in its place
+    (`buffers.dispatchers_of`)."""
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING=1: every kernel waits for the one before."""
     checked_collectives: bool = False

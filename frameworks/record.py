@@ -20,6 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from meshwright.model_specs.schema import ModelSpec
 
 FrameworkName = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
@@ -100,6 +103,15 @@ class TokenDispatcher(Setting):
         """Whether a device of this architecture and name can run it."""
         known = not self.architectures or architecture in self.architectures
         return known and not device.lower().startswith(self.not_on or ("\0",))
+
+    def joins(self, ranks: NDArray[np.int64], domain_gpus: int) -> NDArray[np.bool_]:
+        """Which numbers of ranks that share the experts it has settings for, on scale-up domains of so many
+        GPUs, [n]; beyond one domain they fill domains whole.
+        """
+        counted = self.domain_gpus or domain_gpus
+        fills = (ranks % counted == 0) & (domain_gpus % counted == 0)
+        is_set = np.isin(ranks, self.group_sizes) if self.group_sizes else ranks > 0
+        return np.asarray((is_set | (ranks == 1)) & (fills | (ranks <= domain_gpus)))
 
 
 @dataclass(frozen=True, kw_only=True)

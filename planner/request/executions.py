@@ -75,9 +75,8 @@ def execution_options(
 ) -> ExecutionOptions:
     """What the search may choose.
 
-    DeepEP and HybridEP have the same price, and graphs of the whole step hold the second alone: where both
-    run, HybridEP stands for both if such graphs may be chosen, else DeepEP. Overlaps of gradients and of
-    pipelines are on wherever they are legal; those of experts and of tensor parallelism are choices.
+    Overlaps of gradients and of pipelines are on wherever they are legal; those of experts and of tensor
+    parallelism are choices.
     Parameters leave the GPUs only where one language model `trains_alone`: no frozen weights, no images and
     no reference.
 
@@ -104,10 +103,6 @@ def execution_options(
         )
         for choice in OF_EXECUTION
     }
-    if "moe_dispatch" not in pins:
-        chosen["moe_dispatch"] = _one_deduplicates(
-            chosen["moe_dispatch"], captured="full" in chosen["cuda_graph"]
-        )
     hidden = planned(framework.overlaps)
     overlaps = {f"{axis}_overlap": axis in hidden for axis in ("dp", "pp")}
     return ExecutionOptions(values=chosen, fixed={**overlaps, **able.numerics()})
@@ -260,15 +255,6 @@ class _Able:
         return ("alltoall", *able)
 
 
-def _one_deduplicates(dispatchers: tuple[str, ...], *, captured: bool) -> tuple[str, ...]:
-    """The dispatchers with one for all that deduplicate, as these have the same price: the last where graphs
-    of the whole step may be chosen.
-    """
-    alike = [name for name in dispatchers if name not in ("alltoall", GATHERS)]
-    unused = alike[:-1] if captured else alike[1:]
-    return tuple(name for name in dispatchers if name not in unused)
-
-
 def _pinned(
     choice: Choice, options: tuple[object, ...], pin: int | str | None
 ) -> tuple[object, ...]:
@@ -279,7 +265,7 @@ def _pinned(
     if value == "deduplicated":
         others = tuple(option for option in options if option not in ("alltoall", GATHERS))
         if others:
-            return others[:1]
+            return others
     if value in options:
         return (value,)
     words = tuple(choice.word(option) for option in options)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from meshwright.constraints.fabric import NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import Rule
+from meshwright.costmodel.buffers import dispatchers_of
 from meshwright.costmodel.estimate import LayerCosts
 from meshwright.costmodel.footprint import as_memory_sees
 from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute, is_among
@@ -57,11 +58,30 @@ class Branch:
     """One execution. Its space is part of the space of all."""
 
     execution: Execution
+    """Where the workload has `other_dispatchers`, with the first of those."""
     space: Space
     pricing: Pricing
     rules: tuple[Rule, ...]
     corrections: GainCorrections | None = None
     """What prices, and all bounds with them, are multiplied by; None for nothing."""
+
+    @property
+    def executions(self) -> list[Execution]:
+        """Its own, and those with other dispatchers."""
+        others = self.pricing.workload.other_dispatchers
+        return [self.execution, *(replace(self.execution, moe_dispatch=name) for name in others)]
+
+    def execution_of(self, layout: Layout) -> Execution:
+        """How one layout of plain numbers is run."""
+        workload = self.pricing.workload
+        if not workload.other_dispatchers:
+            return self.execution
+        return replace(self.execution, moe_dispatch=dispatchers_of(workload, layout)[0])
+
+    def run_as(self, layout: Layout) -> Workload:
+        """The workload as one layout of plain numbers is run."""
+        name, workload = self.execution_of(layout).moe_dispatch, self.space.workload
+        return replace(workload, moe_dispatch=name, other_dispatchers=())
 
     def refused_outright(self) -> bool:
         """Whether a rule refuses the workload itself, whatever the layout."""

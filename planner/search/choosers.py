@@ -118,6 +118,7 @@ class KernelChooser(Chooser):
             costs = [each.times(factor) for each, factor in zip(costs, factors, strict=True)]
         inside = _inside(workload, layouts, table)
         memory = {owner: tuple(memory_rows(workload, owner.layout)) for owner in set(owners)}
+        runs = {owner: branch.execution_of(owner.layout) for owner in set(owners)}
         limit_gib = hbm_limit_gib(workload)
         for position, (owner, row) in enumerate(zip(owners, rows, strict=True)):
             matrix = {axis: tuple(values[position].tolist()) for axis, values in table.items()}
@@ -128,7 +129,7 @@ class KernelChooser(Chooser):
                 owner,
                 Combination(
                     layout=owner.layout,
-                    execution=branch.execution,
+                    execution=runs[owner],
                     matrix=matrix,
                     bound_s=float(min(bound_s, outside_s)),
                     costs=costs[position],

@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
-from meshwright.constraints.rule import FinishedPlan, Rule
+from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.layout import LAYER_AXES, Layout
 from meshwright.costmodel.measured_settings import GainCorrections
-from meshwright.costmodel.workload import Execution
+from meshwright.costmodel.workload import Execution, deduplicates
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import ShapeTable, gpu_seconds, shape_table
 from meshwright.planner.bounds.exact_cost import Priced
@@ -400,7 +400,7 @@ class LayoutSearch:
         if degrees * len(self._branches) <= self._params.looked_over_first:
             return None
         remaining_s, params = self._remaining_s(), self._params
-        likely = [branch for branch in self._branches if branch.execution == self._run_as]
+        likely = [branch for branch in self._branches if self._run_as in branch.executions]
         outcome = LayoutSearch(
             plainest(space),
             [
@@ -475,7 +475,8 @@ class LayoutSearch:
         wanted = vars(run_as).items()
         unlike = {
             index: sum(
-                getattr(branch.execution.of_layout(layout), name) != own for name, own in wanted
+                getattr(branch.execution_of(layout).of_layout(layout), name) != own
+                for name, own in wanted
             )
             for index, branch in enumerate(self._branches)
             if branch.has(degrees).all()
@@ -596,8 +597,9 @@ class LayoutSearch:
         """
         if not self._best or not self._space.workload.inside_domain:
             return
-        execution = self._best[0][2].execution
-        index = [branch.execution for branch in self._branches].index(execution)
+        best = self._best[0][2]
+        runs = [branch.execution_of(best.layout) for branch in self._branches]
+        index = runs.index(best.execution)
         branch, most = self._branches[index], self._params.most_outside
         layouts = branch.outside_domain(scan.promising(self._cutoff_s), most, self._cutoff_s)
         for row, bounds in enumerate(branch.mapping_bounds(layouts)):
@@ -691,7 +693,7 @@ class LayoutSearch:
         closes = self._least_known_s < inf and not self._sought.listed_only
         for branch in self._branches if closes else ():
             for priced in branch.pricing.beyond_the_list(self._least_known_s):
-                self._take(replace(priced, execution=branch.execution))
+                self._take(replace(priced, execution=branch.execution_of(priced.layout)))
 
     def _is_settled(self) -> bool:
         """Whether no candidate beats the cutoff. A search about another plan leaves out the model where
@@ -773,7 +775,7 @@ class LayoutSearch:
         self._undecided_s = min(self._undecided_s, branch.pricing.undecided_s)
         self.certificate.priced += 1
         if priced is not None:
-            priced = replace(priced, execution=branch.execution)
+            priced = replace(priced, execution=branch.execution_of(priced.layout))
         for each in branch.pricing.overfull:
             self.certificate.overfull(each.cut_uses)
         self.chooser.learn(candidate, priced, branch.pricing.overfull)
@@ -910,7 +912,7 @@ def _part_priced(branch: Branch, layouts: Layout, first: int) -> _PartPriced:
     """The same of layouts that are priced together."""
     part, pricing, legal = _PartPriced(), branch.pricing, []
     for row in range(layouts.broadcast_shape()[0]):
-        broken = _first_broken(layouts.scalar(row), branch.space, branch.rules)
+        broken = _first_broken(layouts.scalar(row), branch)
         if broken is None:
             legal.append(row)
         else:
@@ -923,7 +925,7 @@ def _part_priced(branch: Branch, layouts: Layout, first: int) -> _PartPriced:
             part.certificate.rule_out(HbmCapacity.name, 1)
             continue
         part.certificate.priced += 1
-        as_run = replace(priced, execution=branch.execution)
+        as_run = replace(priced, execution=branch.execution_of(priced.layout))
         part.best.append((priced.step_time_s, first + legal[row], as_run))
     part.unlisted_s, part.is_whole = pricing.unlisted_s, priced_in_time == len(legal)
     return part
@@ -938,9 +940,10 @@ def _that_may_fit(layouts: Layout, pricing: Pricing, certificate: Certificate) -
     return layouts.take(fits)
 
 
-def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | None:
+def _first_broken(layout: Layout, branch: Branch) -> str | None:
     """The first rule, memory aside, that the even split of a layout breaks by the rule's own check."""
-    stages = any_stages(space.workload, layout)
+    workload = branch.run_as(layout)
+    stages = any_stages(workload, layout)
     if stages is None:
         return "layers-by-stages"
     longest_stage = max(max(rank) for rank in stages)
@@ -948,9 +951,9 @@ def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | 
         **{**vars(layout), "recompute_layers": longest_stage if int(layout.recompute) & 32 else 0}
     )
     plan = FinishedPlan(
-        workload=space.workload, layout=recomputed, stages=stages, memory_gib=(0.0,), spans={}
+        workload=workload, layout=recomputed, stages=stages, memory_gib=(0.0,), spans={}
     )
-    for rule in rules:
+    for rule in branch.rules:
         if not isinstance(rule, HbmCapacity | HostMemory) and rule.check(plan) is not None:
             return rule.name
     return None
@@ -1099,20 +1102,22 @@ def branches_of(
     which the cut is used, so that it may be used too much.
     """
     is_open = not own_buckets and request.max_cut_use >= 1
-    spaces = [
-        (execution, space_of(request, execution))
-        for execution in request.execution_options.executions()
-    ]
-    return [
-        branch_of(
-            space,
-            pricing_of(replace(space.workload, chooses_buckets=is_open)),
-            execution,
-            corrections,
+    alike: dict[Execution, list[tuple[Execution, Space]]] = {}
+    for execution in request.execution_options.executions():
+        space = space_of(request, execution)
+        if space.recompute and all(getattr(space, axis) for axis in LAYER_AXES):
+            joint = deduplicates(space.workload) and space.workload.model.moe is not None
+            run = replace(execution, moe_dispatch="deduplicated") if joint else execution
+            alike.setdefault(run, []).append((execution, space))
+    branches = []
+    for (execution, space), *others in alike.values():
+        names = tuple(other.moe_dispatch for other, _ in others)
+        workload = replace(space.workload, other_dispatchers=names)
+        pricing = pricing_of(replace(workload, chooses_buckets=is_open))
+        branches.append(
+            branch_of(replace(space, workload=workload), pricing, execution, corrections)
         )
-        for execution, space in spaces
-        if space.recompute and all(getattr(space, axis) for axis in LAYER_AXES)
-    ]
+    return branches
 
 
 def branch_of(

@@ -342,11 +342,11 @@ def test_a_plan_does_without_an_overlap_that_costs_more_than_it_hides() -> None:
 def test_pins_and_without_are_kept() -> None:
     request = replace(asked(12), without=(), pins={"moe_dispatch": "deduplicated", "cp": 1})
     outcome = search_executions(request, CostModelPricing)
-    assert {priced.execution.moe_dispatch for priced in outcome.best} <= {"deepep"}
+    assert {priced.execution.moe_dispatch for priced in outcome.best} <= {"deepep", "hybridep"}
     captured = replace(request, pins={}).execution_options
-    assert captured.values["moe_dispatch"] == ("alltoall", "hybridep", "allgather")
+    assert captured.values["moe_dispatch"] == ("alltoall", "deepep", "hybridep", "allgather")
     uncaptured = replace(request, pins={}, without=("full-graph",)).execution_options
-    assert uncaptured.values["moe_dispatch"] == ("alltoall", "deepep", "allgather")
+    assert uncaptured.values["moe_dispatch"] == ("alltoall", "deepep", "hybridep", "allgather")
     assert uncaptured.values["cuda_graph"] == ("none", "partial")
     on_alltoall = replace(request, pins={"moe_dispatch": "alltoall"}, without=("ep-overlap",))
     executions = on_alltoall.execution_options.executions()
