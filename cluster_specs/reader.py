@@ -159,6 +159,12 @@ def _named_or_in_file(text: str) -> ClusterSpec:
         return read_mixed_cluster(file).part(part)
     if text.endswith(_FILE_ENDINGS) or "/" in text or is_file(text):
         return cluster_from_mapping(read_mapping(Path(text), LARGE_FILE_BYTES), text)
+    if text.partition(",")[0] in cluster_names():
+        raise InputError(
+            "must be one cluster; commands that compare several take --cluster once for each",
+            where="cluster",
+            value=text,
+        )
     near = near_miss(text, cluster_names())
     by_device: dict[str, str] = {}
     if near is None or text.lower() not in near:

@@ -10,6 +10,7 @@ import click
 
 import meshwright
 from meshwright.commands.options import (
+    PATH,
     Amount,
     ChoiceIn,
     NumberList,
@@ -19,7 +20,7 @@ from meshwright.commands.options import (
     default_option,
     value_option,
 )
-from meshwright.commands.terminal import PATH, answer, answered
+from meshwright.commands.terminal import answer, answered
 
 _BYTES, _SECONDS, _RATE = Amount("bytes"), Amount("seconds"), Amount("rate")
 _JOINED = ("allreduce", "allgather", "alltoall", "reducescatter")

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from meshwright.commands.options import (
+    PATH,
     NearMissChoice,
     choice_option,
     complete_cluster,
@@ -17,7 +18,6 @@ from meshwright.commands.options import (
     value_option,
 )
 from meshwright.commands.terminal import (
-    PATH,
     ProgressLine,
     common,
     force_option,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.commands.options import (
+    PATH,
     choice_option,
     default_option,
     experts_options,
@@ -16,7 +17,6 @@ from meshwright.commands.options import (
     value_option,
 )
 from meshwright.commands.terminal import (
-    PATH,
     ProgressLine,
     answer,
     common,

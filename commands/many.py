@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.commands.options import (
+    PATH,
     batch_options,
     calibration_option,
     complete_model,
@@ -17,7 +18,6 @@ from meshwright.commands.options import (
     recommend_options,
 )
 from meshwright.commands.terminal import (
-    PATH,
     ProgressLine,
     common,
     force_option,

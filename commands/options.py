@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -34,12 +35,27 @@ LARGEST_NUMBER = 10**7
 _UPDATES_OF_REWARDS = (
     "is no kind of step: answers are drawn by other programs, and its update is --kind sft"
 )
+_FROZEN_BITS = (
+    "is no precision of a training's products here but nvfp4; weights that are frozen at few bits are "
+    "--train qlora or lora-8bit"
+)
 _AS_FSDP2, _AS_MEGATRON = "is planned as --framework fsdp2", "is planned as --framework megatron"
 _LAUNCHED = "starts plans of deepspeed and fsdp2: plan with one of them, then `launch --target {}`"
 _SAID_OF_OTHERS = {
     "kind": {
         **dict.fromkeys(("ppo", "grpo", "gspo", "dapo", "rloo"), _UPDATES_OF_REWARDS),
         **dict.fromkeys(("lora", "qlora", "dora"), "is what is trained: --train"),
+    },
+    "precision": {
+        **dict.fromkeys(
+            ("fp8-blockwise", "blockwise", "fp8_blockwise", "deepseek-fp8"),
+            "is a recipe of fp8 that is priced in runs alone (`fp8_recipe` of a run file): fp8 scales tensor "
+            "by tensor, and mxfp8 block by block on Blackwell",
+        ),
+        **dict.fromkeys(("fp4", "int4", "int8", "4bit", "8bit"), _FROZEN_BITS),
+        **dict.fromkeys(("fp32", "float32", "tf32"), "is not priced"),
+        **dict.fromkeys(("bfloat16", "mixed", "bf16-mixed"), "is bf16"),
+        **dict.fromkeys(("float16", "half", "16-mixed"), "is fp16"),
     },
     "train": dict.fromkeys(("sft", "dpo", "kto", "orpo", "pretrain"), "is a kind of step: --kind"),
     "framework": {
@@ -144,9 +160,21 @@ class Amount(click.ParamType[float]):
         return read(str(value), "" if param is None else param.opts[0])
 
 
+class NamedPath(click.Path):
+    """A path that is not empty, as that of a shell's variable without a value is: it would be this folder."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path; BadParameter where it is empty."""
+        if value == "":
+            self.fail("the name is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = NamedPath(path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 Options = Iterable[Callable[[Any], Any]]
-_PATH = click.Path(path_type=Path)
 _PROCESSES = click.IntRange(1, 1024)
 TIME_LIMIT_S = 60.0
 """Of `plan` where nothing else is said."""
@@ -265,7 +293,7 @@ def plan_options(command: Command) -> Command:
         *_leeway_options(),
         *_search_options(),
         *_cost_options(),
-        value_option("-o --output", _PATH, "DIR", "Folder for the plan and its launch files."),
+        value_option("-o --output", PATH, "DIR", "Folder for the plan and its launch files."),
     ]
     return _add(options, command)
 
@@ -289,7 +317,7 @@ def _leeway_options() -> Options:
         ",".join(words) for words in (ALLOW, ALLOW_HOST, ALLOW_PLACED, ALLOW_UNMEASURED)
     )
     yield value_option("--reserve-gib", float, "G", "HBM to leave free on every GPU.", default=0.0)
-    yield value_option("--expert-loads", _PATH, "FILE", "Measured routing: experts are placed too.")
+    yield value_option("--expert-loads", PATH, "FILE", "Measured routing: experts are placed too.")
     yield choice_option(
         "--moe-dispatch",
         "costmodel.execution_names.DISPATCHERS",
@@ -328,7 +356,7 @@ def _search_options() -> Options:
     yield _seed()
     yield value_option(
         "--baseline",
-        _PATH,
+        PATH,
         "FILE",
         "What runs today, to compare with: a launch script, a run file or a plan.",
     )
@@ -342,7 +370,7 @@ def _search_options() -> Options:
 def calibration_option(command: Command) -> Command:
     """Adds --calibration."""
     words = "What `calibrate` learned of your stack."
-    return _add([value_option("--calibration", _PATH, "STACK.yaml", words)], command)
+    return _add([value_option("--calibration", PATH, "STACK.yaml", words)], command)
 
 
 def cost_flags(command: Command) -> Command:
@@ -386,7 +414,7 @@ def experts_options(command: Command) -> Command:
 def batch_options(command: Command) -> Command:
     """Adds the options of BatchOptions, and the output folder."""
     options = [
-        value_option("-o --output", _PATH, "DIR", "Journal, plans, results.", required=True),
+        value_option("-o --output", PATH, "DIR", "Journal, plans, results.", required=True),
         _workers(),
         default_option(
             "--engine", NearMissChoice(["local", "ray"]), "local", None, "Where jobs run."
@@ -423,7 +451,7 @@ def fleet_options(command: Command) -> Command:
         _seed(),
         *_cost_options(),
         *_cache_options(),
-        value_option("-o --output", _PATH, "DIR", "Folder for the answer, pictures and plans."),
+        value_option("-o --output", PATH, "DIR", "Folder for the answer, pictures and plans."),
     ]
     return _add(options, command)
 
@@ -452,7 +480,7 @@ def recommend_options(command: Command) -> Command:
         ),
         _workers(),
         *_cache_options(),
-        value_option("-o --output", _PATH, "DIR", "Folder for table, picture and the plan."),
+        value_option("-o --output", PATH, "DIR", "Folder for table, picture and the plan."),
     ]
     return _add(options, command)
 
@@ -569,7 +597,7 @@ def _length_options() -> Options:
     """Sequences that are packs of samples."""
     yield value_option(
         "--lengths",
-        _PATH,
+        PATH,
         "FILE",
         "Lengths of training samples, packed: .jsonl, .npy, or counts as .csv (length,count) or .json.",
     )
@@ -614,8 +642,8 @@ def _placement_options() -> Options:
 
 def _routing_options() -> Options:
     """Which experts go together, where they lie today, and what a token weighs."""
-    yield value_option("--co-activation", _PATH, "FILE", "Token trace, or counts of expert pairs.")
-    yield value_option("--from current", _PATH, "FILE", "The placement in use.")
+    yield value_option("--co-activation", PATH, "FILE", "Token trace, or counts of expert pairs.")
+    yield value_option("--from current", PATH, "FILE", "The placement in use.")
     yield value_option("--max-moves", int, "N", "Most experts that may come to a GPU, all layers.")
     yield click.option(
         "--model", help="Model name or file: routing groups, dense layers, memory, bytes."
@@ -652,14 +680,14 @@ def _expert_output_options() -> Options:
         "load_balancer); vLLM on Ascend (expert_map_path); Megatron checkpoints, permuted by it.",
         default="json",
     )
-    yield value_option("-o --output", _PATH, "FILE", "The placement file.")
-    yield value_option("--heat-map", _PATH, "FILE", "Picture of the GPU loads, SVG.")
+    yield value_option("-o --output", PATH, "FILE", "The placement file.")
+    yield value_option("--heat-map", PATH, "FILE", "Picture of the GPU loads, SVG.")
     yield click.option("--force", is_flag=True, help="Replace files that are already there.")
 
 
 def _cache_options() -> Options:
     yield value_option(
-        "--cache", _PATH, "DIR", "Folder of kept answers; by default in the user's cache folder."
+        "--cache", PATH, "DIR", "Folder of kept answers; by default in the user's cache folder."
     )
     yield click.option("--no-cache", is_flag=True, help="Keep no answers, use none.")
 

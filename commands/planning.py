@@ -10,6 +10,7 @@ import click
 
 import meshwright
 from meshwright.commands.options import (
+    PATH,
     TIME_LIMIT_S,
     calibration_option,
     choice_option,
@@ -20,7 +21,6 @@ from meshwright.commands.options import (
     value_option,
 )
 from meshwright.commands.terminal import (
-    PATH,
     ProgressLine,
     common,
     force_option,

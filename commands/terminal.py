@@ -87,6 +87,8 @@ def _stop_solvers_when_told(heard: int, interrupted: threading.Event) -> None:
 _JSON, _DEBUG, _WHY = "meshwright.json", "meshwright.debug", "meshwright.why"
 _BEGAN = "meshwright.began"
 LONGEST_WORD = 80
+USUAL_WIDTH = 80
+"""Of a terminal whose width is not known, in characters."""
 _PLAIN = str.maketrans("█·", "#.")
 _ONE_LINE = str.maketrans("\n\r", "  ")
 
@@ -140,6 +142,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         interrupted = threading.Event()
         ctx.meta[_BEGAN] = time.monotonic()
+        _open_closed_streams()
         # Looking for other packages' plugins takes pydantic longer than a calculator its answer.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         # Threads of numpy's library would wait for work in a loop, and get none: products here are small.
@@ -338,6 +341,13 @@ def say(text: str = "", *, err: bool = False) -> None:
         _to_nobody(sys.stderr if err else sys.stdout)
 
 
+def _open_closed_streams() -> None:
+    """Opens to nobody what the caller closed (`>&-`, or a service without a terminal)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
 def _to_nobody(stream: TextIO) -> None:
     """Whoever read a stream has enough: the rest of it goes nowhere."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -364,9 +374,10 @@ def _fail(ctx: click.Context, message: str, exit_code: int) -> None:
 
 
 def _json_error(ctx: click.Context, message: str, exit_code: int) -> None:
-    """With --json there is a document on standard output, whatever happens."""
+    """With --json there is a document on standard output, whatever happens, if it can be written at all."""
     if ctx.meta.get(_JSON):
-        say(json.dumps({"schema": 1, "error": {"message": message, "exit_code": exit_code}}))
+        with suppress(OSError):
+            say(json.dumps({"schema": 1, "error": {"message": message, "exit_code": exit_code}}))
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -392,6 +403,8 @@ def show(view: View) -> None:
     from meshwright.planner.report.view import printed
 
     console = Console(markup=False, emoji=False, highlight=False)
+    # COLUMNS is 0 where a program that starts others does not know it.
+    console.width = console.width or USUAL_WIDTH
     with console.capture() as captured:
         for block in view:
             console.print(printed(block))
@@ -499,7 +512,7 @@ class ProgressLine:
     def _draw(self) -> None:
         now = time.monotonic() - self._start
         self._next = now + 0.1
-        width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+        width = (os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_WIDTH) - 1
         words = f"{now:6.1f} s  {self._text}".translate(_ONE_LINE)
         self._write(f"\r\x1b[K{words[:width]}")
 
@@ -556,7 +569,6 @@ why_option = click.option(
 force_option = click.option(
     "--force", is_flag=True, help="Replace files that are already in the folder."
 )
-PATH = click.Path(path_type=Path)
 
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

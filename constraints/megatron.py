@@ -87,6 +87,18 @@ MEGATRON_SHARDING_OPTIMIZER = AtMost(
 )
 """Megatron-FSDP steps with no other."""
 
+MEGATRON_SHARDING_ADAPTERS = AtMost(
+    name="megatron-zero-adapters",
+    sentence="zero_stage <= 1 with adapters and gradients of 32 bits",
+    unit="stages of ZeRO",
+    binds=lambda work: work.adapters is not None and work.gradient_dtype != "bf16",
+    value=of("zero_stage"),
+    words="ZeRO stage {zero_stage} with adapters and gradients of 32 bits",
+    remedy="Lower the ZeRO stage to 1, or allow bf16-grads.",
+)
+"""Overrides of Megatron-Bridge, which alone trains adapters, hold no torch types: Megatron-FSDP would add
+gradients up at 16 bits (megatron_fsdp/megatron_fsdp.py, main_grads_dtype)."""
+
 MEGATRON_EMERGING_PRECISION = Refuses(
     name="megatron-emerging-precision",
     sentence="Muon and Lion do not train in fp16",
@@ -538,6 +550,7 @@ MEGATRON_DEALT_RULES: tuple[Rule, ...] = (
 MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_SHARDING_NEEDS_ONE_STAGE,
     MEGATRON_SHARDING_OPTIMIZER,
+    MEGATRON_SHARDING_ADAPTERS,
     MEGATRON_EMERGING_PRECISION,
     MEGATRON_EMERGING_EXPERT_BIAS,
     MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from meshwright.documents import (
     read_mapping,
     validation_message,
 )
-from meshwright.errors import InputError, given_path, near_miss
+from meshwright.errors import InputError, given_path, near_miss, shown
 from meshwright.model_specs.huggingface import is_huggingface_config, model_from_huggingface
 from meshwright.model_specs.schema import ModelSpec
 
@@ -186,6 +187,8 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     known = _hub_names().get(text.lower()) or _short_names().get(text.lower())
     if known is not None and not path.exists():
         return load_catalog_model(known)
+    if text and os.path.isdir(path):
+        raise InputError("this folder has no config.json", where="model", value=text)
     _refuse_hub_id(text)
     looks_like_path = text.lower().endswith(_SUFFIXES) or "/" in text
     if not text or not (looks_like_path or is_file(str(path))):
@@ -211,11 +214,29 @@ def model_from_mapping(
         raise InputError("must be a mapping of fields", where=where, value=data)
     if is_huggingface_config(data):
         return model_from_huggingface(data, where, name)
+    if data and not _REQUIRED & data.keys():
+        raise InputError(_NO_MODEL + _base_model(data), where=where)
     named = {"name": name} if name and "name" not in data else {}
     try:
         return ModelSpec.model_validate({**named, **data})
     except ValidationError as error:
         raise InputError(validation_message(error, where, ModelSpec)) from None
+
+
+_REQUIRED = {name for name, field in ModelSpec.model_fields.items() if field.is_required()} - {
+    "name"
+}
+_NO_MODEL = (
+    "describes no model: it has neither `model_type`, as the config.json of transformers has, nor a width "
+    "of a model YAML (`schema model`)"
+)
+
+
+def _base_model(data: Mapping[str, object]) -> str:
+    """Where PEFT's adapter_config.json was given, whose file to give instead; empty otherwise."""
+    if "peft_type" not in data:
+        return ""
+    return f"; these are adapters: give the config.json of {shown(data.get('base_model_name_or_path'))}"
 
 
 def _refuse_hub_id(text: str) -> None:

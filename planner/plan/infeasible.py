@@ -441,24 +441,24 @@ FROZEN_BITS_FALLING: tuple[AdapterMethod, ...] = ("lora", "lora-8bit", "qlora")
 """Kinds of adapters that are offered, the one with the most bits of a frozen weight that fits."""
 ROOMY = {"permit", "loss", "reference", "train"}
 """Changes that make room."""
-OF_MACHINES = {"gpus", "device-hbm-gib", "host-memory-gib"}
-"""Changes that ask for another machine."""
+ELSEWHERE = {"gpus", "device-hbm-gib", "host-memory-gib", "framework"}
+"""Changes that take the run to another machine or framework."""
 MOST_PAIRS = 40
-"""Pairs of changes that are tried where no single one helps on the machine that is there."""
+"""Pairs of changes that are tried where no single one helps on the machine and framework that are there."""
 TRIAL_PRICED = 30
 """Layouts that one trial of a change may price; a change that is not found to help by then is not offered."""
 
 
 def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
     """The conflict behind an infeasible request, and changes that make it feasible: single ones, and one pair
-    where no single one does on the same machine.
+    where no single one does on the same machine and framework.
     """
     conflict = conflict_of(request)
     rules = [_conflicting_rule(conflict, row, workload) for row in conflict.core]
     names = {conflict.limits[row].name for row in conflict.core}
     more_gpus = not names or bool(names & {HbmCapacity.name, GPU_BUDGET.name})
     changes = list(_changes(request, conflict, more_gpus))
-    if all(change.change in OF_MACHINES for change in changes):
+    if all(change.change in ELSEWHERE for change in changes):
         is_memory = not names or HbmCapacity.name in names
         changes += _least_pair(request, is_memory)
     if not rules:
@@ -567,13 +567,17 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
 
 
 def _other_frameworks(request: PlanRequest, conflicting: Set[str]) -> Iterator[SmallestChange]:
-    """The first framework under whose rules a plan is found, where rules of the one asked for are broken."""
-    broken = any(name.startswith(f"{request.framework}-") for name in conflicting)
-    for name in FRAMEWORK_NAMES if broken else ():
+    """The first framework under whose rules a plan is found, where rules of the one asked for are broken, or
+    in whose memory one is found without that of the hosts, where memory is missing.
+    """
+    is_broken = any(name.startswith(f"{request.framework}-") for name in conflicting)
+    others = FRAMEWORK_NAMES if is_broken or HbmCapacity.name in conflicting else ()
+    forbids = request.forbids if is_broken else (*request.forbids, "optimizer-offload")
+    for name in others:
         if name == request.framework:
             continue
         try:
-            changed = replace(request, framework=name)
+            changed = replace(request, framework=name, forbids=tuple(dict.fromkeys(forbids)))
         except InputError:
             continue
         if _feasible(changed):

@@ -128,7 +128,9 @@ def recompute_text(layout: LayoutDoc) -> str:
         longest = max((max(rank) for rank in layout.stages), default=None)
         if longest is not None and layout.recompute_layers >= longest:
             return "full, every layer"
-        return f"full, {counted(layout.recompute_layers, 'layer')} of each virtual stage"
+        parts = "virtual stage" if layout.vpp > 1 else "stage"
+        words = f"full, {counted(layout.recompute_layers, 'layer')}"
+        return words if layout.pp == 1 else f"{words} of each {parts}"
     return "none"
 
 

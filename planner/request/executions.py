@@ -165,6 +165,7 @@ class _Able:
         sharded = self.pins.get("zero_stage") != 0
         narrow = self.precision not in ("bf16", "fp16")
         setting = framework.optimizers.get(self.optimizer)
+        shards = not (setting and setting.whole)
         device = self.cluster.device
         attends = narrow and device.architecture in FP8_ATTENTION_ON
         if not framework.numerics:
@@ -172,9 +173,13 @@ class _Able:
         goes = {
             "bf16-moments": self.optimizer == "adam" and sharded,
             # Layer-wise optimizers of this version lose updates of FP8 weights (Megatron-LM, pull request
-            # 5707).
-            "fp8-params": narrow and sharded and not (setting and setting.whole),
-            "fp8-attention": attends and attends_faster_in_fp8(device, self.model, self.precision),
+            # 5707). Megatron-Bridge, which alone starts the other two, reduces gradients whole for them.
+            "fp8-params": narrow and sharded and shards,
+            "fp8-attention": attends
+            and shards
+            and not self._adds_up_unsaid()
+            and attends_faster_in_fp8(device, self.model, self.precision),
+            "te-loss": shards and not self._adds_up_unsaid(),
         }
         taken = {name for name in names if goes.get(name, True)}
         return {
@@ -183,6 +188,13 @@ class _Able:
             else choice.plain
             for choice in NUMERICS
         }
+
+    def _adds_up_unsaid(self) -> bool:
+        """Whether Megatron-FSDP may add gradients up at 32 bits, which overrides of Megatron-Bridge do not
+        say.
+        """
+        may_shard = "megatron-fsdp" in self.allow or self.pins.get("zero_stage") in (2, 3)
+        return may_shard and "bf16-grads" not in self.allow
 
     def _fp8_recipes(self) -> tuple[str | None, ...]:
         """How FP8 scales may come about. Delayed scaling casts in fewer passes and recomputes fewer

@@ -219,6 +219,7 @@ def test_more_gpus_than_the_cluster_has() -> None:
             r"neither a catalog name nor a file, got 'dgx-h10' .did you mean 'dgx-h100'\?.; allowed: dgx",
         ),
         ("h100", r"did you mean 'dgx-h100'"),
+        ("dgx-h100,dgx-a100", "compare several take --cluster once for each"),
         ("b300", r"did you mean 'dgx-b300'"),
         ("H100-80GB", r"did you mean 'dgx-h100'"),
         ("A100-80GB", r"did you mean 'dgx-a100'"),

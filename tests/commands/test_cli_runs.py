@@ -399,6 +399,54 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "code", "shown"),
+    [
+        ("schema plan >&-", 0, ""),
+        ("catalog devices >&-", 0, ""),
+        ("catalog devices 2>&- | head -n 1 | cut -c1-6", 0, "device"),
+        ("catalog devices --json > /dev/full", 2, "Error: No space left on device"),
+        ("catalog devices > /dev/full", 2, "Error: No space left on device"),
+    ],
+)
+def test_streams_that_are_closed_or_full_are_no_fault_of_ours(
+    words: str, code: int, shown: str
+) -> None:
+    """A closed stream ended in an internal error, a full one under --json in a traceback."""
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} cli.py {words}"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code
+    assert (done.stdout + done.stderr).strip() == shown
+
+
+@pytest.mark.parametrize("columns", ["0", "40"])
+def test_a_terminal_of_no_width_is_taken_for_a_usual_one(
+    columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COLUMNS=0 left nothing of an answer but empty lines."""
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = run("model", "qwen3-8b").stdout
+    assert "FLOP per token" in shown
+    assert max(map(len, shown.splitlines())) <= (int(columns) or 80)
+
+
+def test_an_empty_name_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-o "$OUT"` without a value wrote its files where one stood."""
+    monkeypatch.chdir(tmp_path)
+    asked = "plan qwen3-0.6b --cluster dgx-h100 --gpus 1 --global-batch 4 --seq-len 512"
+    result = run(*asked.split(), "-o", "")
+    assert result.exit_code == 2
+    assert "'-o' / '--output': the name is empty" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("pins", "code"),
     [

@@ -112,6 +112,8 @@ def test_words_of_other_programs_are_told_what_to_write(words: str, message: str
         ("plann", "Did you mean 'plan'?"),
         ("plan qwen3-8b --gpus 8", "Missing option '--cluster'. `catalog clusters` lists names"),
         ("memory qwen3-8b", "no such file; for a model, `plan qwen3-8b --cluster ...` says step"),
+        ("plan qwen3-8b --precision fp8-blockwise", "that is priced in runs alone (`fp8_recipe`"),
+        ("plan qwen3-8b --precision int4", "weights that are frozen at few bits are --train qlora"),
         ("verify -", "-: standard input is not read: write it to a file first"),
     ],
 )

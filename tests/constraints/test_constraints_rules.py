@@ -469,6 +469,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"zero_stage": 3},
         {"zero_stage": 2},
     ),
+    "megatron-zero-adapters": (
+        workload(adapters=AdapterSpec(method="lora")),
+        {"zero_stage": 1},
+        {"zero_stage": 2},
+    ),
     "megatron-full-graph": (
         workload(MOE, precision="mxfp8", moe_dispatch="hybridep", cuda_graph="full"),
         {"recompute": Recompute.LAYERNORM},

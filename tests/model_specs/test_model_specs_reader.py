@@ -79,6 +79,28 @@ def test_config_json_is_told_by_content_and_found_in_its_directory(tmp_path: Pat
     assert parameter_count(read_model(written(tmp_path, text, "odd.txt"))) == 124_439_808
 
 
+def test_what_describes_no_model_is_said_so_at_once(tmp_path: Path) -> None:
+    """Every field of our own schema was named as missing, and every one that was there as unknown."""
+    adapters = '{"peft_type": "LORA", "r": 16, "base_model_name_or_path": "acme/base"}'
+    with pytest.raises(InputError, match=r"adapters: give the config.json of 'acme/base'"):
+        read_model(written(tmp_path, adapters, "adapter_config.json"))
+    meta = '{"dim": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 128256}'
+    with pytest.raises(InputError) as error:
+        read_model(written(tmp_path, meta, "params.json"))
+    assert "neither `model_type`" in str(error.value)
+    assert "unknown field" not in str(error.value)
+
+
+def test_a_folder_without_config_json_is_called_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoint").mkdir()
+    for typed in ("checkpoint", "./checkpoint", str(tmp_path / "checkpoint")):
+        with pytest.raises(InputError, match=r"this folder has no config\.json"):
+            read_model(typed)
+
+
 def test_hub_id_is_told_apart_from_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
@@ -207,7 +229,7 @@ def test_bytes_that_are_not_text_or_too_many(tmp_path: Path) -> None:
 
 
 def test_directories_and_pipes_are_not_read(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="this is a directory"):
+    with pytest.raises(InputError, match="this folder has no config"):
         read_model(f"{tmp_path}/")
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)

@@ -149,6 +149,23 @@ def test_another_framework_is_offered_where_the_rules_of_one_are_broken() -> Non
     assert [each.value for each in answer.changes] == ["megatron"]
 
 
+def test_another_framework_is_offered_where_its_layouts_need_less_memory() -> None:
+    """LoRA of 30B on four RTX 4090: DeepSpeed was told to take 16, where stages of Megatron hold it."""
+    asked = request(
+        model=load_catalog_model("qwen3-30b-a3b"),
+        cluster=CARD,
+        gpus=4,
+        framework="deepspeed",
+        global_batch=16,
+        seq_len=3000,
+        adapters=AdapterSpec(method="lora", rank=8),
+    )
+    answer = fastest_plan(asked).infeasible
+    assert answer is not None
+    assert answer.smallest_changes[0] == "take --framework megatron, not deepspeed"
+    assert has_plan(changed(asked, answer.smallest_changes[0])[0])
+
+
 @pytest.mark.parametrize(
     ("case", "change", "value", "others_gpus"),
     [

@@ -157,6 +157,30 @@ def test_a_pinned_stage_is_planned_written_and_read_back(
     assert not run.unread
 
 
+@pytest.mark.parametrize(
+    ("changes", "zero", "te_loss"),
+    [
+        ({"pin": {"zero_stage": 2}, "train": "lora"}, None, None),
+        ({"pin": {"zero_stage": 2}, "train": "lora", "allow": ("bf16-grads",)}, 2, False),
+        ({"pin": {"zero_stage": 3}, "allow": ("te-loss",)}, 3, False),
+        ({"pin": {"zero_stage": 3}, "allow": ("te-loss", "bf16-grads")}, 3, True),
+        ({"optimizer": "lion", "allow": ("te-loss",)}, 1, False),
+    ],
+)
+def test_what_bridge_alone_starts_is_planned_as_bridge_can_say_it(
+    changes: dict[str, Any], zero: int | None, te_loss: bool | None
+) -> None:
+    """Such plans were proven, and then no file could be written for them."""
+    plan = fastest_plan(request(model="llama-3.2-1b", seq_len=2048, **changes))
+    assert (plan.layout and plan.layout.zero_stage) == zero
+    assert (plan.execution and plan.execution.te_loss) == te_loss
+    if zero is None:
+        assert plan.infeasible is not None
+        assert any("megatron-zero-adapters" in words for words in plan.infeasible.conflict)
+    else:
+        assert "plan.yaml" in plan_files(plan)
+
+
 def sharded(seed: int) -> PlanRequest:
     """A small problem in little memory with every stage of ZeRO."""
     draw = random.Random(f"megatron-fsdp {seed}")
