@@ -467,8 +467,7 @@ def _own_mtp_layer(c: Context) -> KindTime:
     """The blocks of a multi-token-prediction module that is no main layer."""
     blocks = c.workload.model.mtp_kind.blocks
     mixers = (portion(_softmax_attention(c), blocks.attention),) if blocks.attention else ()
-    own = _on_device(c, mixers, blocks)
-    return _with_host(c, own.layer, own.launch_s, own.sync_s, shares=blocks)
+    return _with_host(c, _on_device(c, mixers, blocks))
 
 
 def _layer_of_kind(c: Context, symbols: str) -> _OnDevice:
