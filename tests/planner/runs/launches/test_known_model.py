@@ -91,3 +91,14 @@ def test_more_of_megatrons_flags_are_read(tmp_path: Path) -> None:
     assert found.settings["cuda_graph"] == "partial"
     assert found.settings["layer_split"].startswith("embedding and LM head")
     assert found.unread == ()
+
+
+def test_rotary_embeddings_take_longer_where_they_are_not_fused(tmp_path: Path) -> None:
+    step_s = []
+    for flags in ("--cross-entropy-loss-fusion", "--cross-entropy-loss-fusion --no-rope-fusion"):
+        script = tmp_path / "run.sh"
+        script.write_text(SCRIPT.format(model=flags), encoding="utf-8")
+        (priced,) = price_launch(script, WITH)
+        assert bool(priced.run.workload.stepwise_rotary) == ("--no-rope-fusion" in flags)
+        step_s.append(priced.predicted.step_time_s)
+    assert step_s[1] > 1.01 * step_s[0]
