@@ -214,7 +214,7 @@ def test_prediction_modules_are_those_of_the_plain_oracle(
     [
         0,
         *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(3, 20)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in range(3, 17)),
     ],
 )
 def test_prediction_modules_are_those_of_brute_force(seed: int) -> None:
