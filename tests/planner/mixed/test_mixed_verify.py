@@ -218,7 +218,7 @@ def test_a_rank_that_does_not_fit_is_found() -> None:
     small = data["cluster"]["parts"][1]["cluster"]["device"]
     small["hbm_gib"] = 5.0
     found = list(mixed_faults(MixedPlan.model_validate(data)))
-    assert any(fault.startswith("other: hbm: pipeline rank 2 needs") for fault in found), found
+    assert any(fault.startswith("other: hbm: pipeline rank 3 needs") for fault in found), found
 
 
 def test_an_edit_by_hand_is_found_and_the_exit_code_says_so(folder: Path) -> None:

@@ -107,7 +107,7 @@ def test_what_safety_costs_is_printed() -> None:
 
 @pytest.mark.slow
 def test_where_only_the_margin_is_missing_the_answer_says_so() -> None:
-    asked = request(pins={**PINNED, "tp": 1, "optimizer_offload": 0})
+    asked = request(seq_len=4096, pins={**PINNED, "tp": 1, "optimizer_offload": 0})
     assert fastest_plan(replace(asked, memory_risk=0.5)).layout is not None
     safe = fastest_plan(asked)
     assert safe.infeasible is not None

@@ -231,8 +231,8 @@ def compare_scaled(seed: int, hbm_gib: float) -> Outcome:
 @pytest.mark.parametrize(
     ("seed", "hbm_gib", "recipe"),
     [
-        pytest.param(21, *each, marks=pytest.mark.slow)
-        for each in ((8.0, "delayed"), (5.6, "tensorwise"))
+        pytest.param(43, *each, marks=pytest.mark.slow)
+        for each in ((8.0, "delayed"), (6.16, "tensorwise"))
     ],
 )
 def test_the_recipe_of_fp8_is_the_best_of_both(seed: int, hbm_gib: float, recipe: str) -> None:

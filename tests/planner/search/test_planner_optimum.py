@@ -588,7 +588,7 @@ def test_the_first_look_takes_more_than_its_share_until_it_has_a_price() -> None
 
 @pytest.mark.parametrize(
     "asked",
-    [request(1000), request(1007), request(1009), request(1014), grouped(120), pipelined(8)],
+    [request(1000), request(1007), request(1013), request(1014), grouped(100), pipelined(8)],
     ids=["plain", "recomputed", "virtual", "dense-first", "unlike", "schedules"],
 )
 def test_layouts_priced_together_cost_what_they_cost_alone(asked: PlanRequest) -> None:

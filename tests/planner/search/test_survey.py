@@ -137,9 +137,9 @@ def test_searches_that_know_a_survey_find_the_optimum(seed: int) -> None:
     compared(seed, 1.15 if seed % 2 else 2.0)
 
 
-@pytest.mark.parametrize("seed", [9, 50])
+@pytest.mark.parametrize("seed", [9, 2])
 def test_what_is_hardly_faster_than_the_first_price_is_found_in_the_survey(seed: int) -> None:
-    """The optimum takes 1.1 and 0.3 % less than what is priced first."""
+    """The optimum takes 1.1 and 0.4 % less than what is priced first."""
     request = asked(seed)
     best, second = every_price(request)[:2]
     assert 1.001 < second.step_time_s / best.step_time_s < 1.02
