@@ -330,7 +330,8 @@ def _full_levels(same: SameCluster) -> FabricLevels:
 
 def _full_blocks(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> list[int]:
     blocks = [max(tier.gpus for tier in tiers[: k + 1]) for k in range(len(tiers))]
-    blocks[-1] = max(blocks[-1], cluster.gpus)
+    # All that is free may be less than one node, and still be on several.
+    blocks[-1] = max(blocks[-1], cluster.gpus, len(cluster.nodes) * cluster.gpus_per_node)
     return blocks
 
 

@@ -56,9 +56,9 @@ class Case:
         """The same GPUs unlisted: neighbours on one leaf that is filled from the front, or on whole leaves
         and pods. None where they are no such shape, or some of them are not asked for.
         """
-        nodes, levels = self.cluster["nodes"], self.cluster["levels"]
         if self.shape not in ("front", "front part") or self.options["gpus"] != self.free_gpus:
             return None
+        nodes, levels = self.cluster["nodes"], self.cluster["levels"]
         blocks: dict[Any, int] = {}
         for node in nodes:
             for key in {(node.get("pod"), node["leaf"]), (node.get("pod"), None)}:

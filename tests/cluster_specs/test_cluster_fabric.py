@@ -183,6 +183,17 @@ def test_part_filled_nodes_of_one_listed_leaf_meet_there() -> None:
     ]
 
 
+@pytest.mark.parametrize(("gpus", "blocks"), [(8, [1, 8]), (5, [5, 5]), (3, [3, 3])])
+def test_free_gpus_of_several_nodes_are_no_node_though_one_would_hold_them(
+    gpus: int, blocks: list[int]
+) -> None:
+    """Three and five free GPUs are eight, as many as a node has: five of them were taken for one node's."""
+    nodes = [{"name": f"n{free}", "leaf": "l", "free_gpus": free} for free in (3, 5)]
+    levels = fabric_levels(cluster(gpus=8, nodes=nodes), gpus)
+    assert levels.names == ("nvlink", "fabric")
+    assert levels.blocks.tolist() == blocks
+
+
 def test_the_answer_is_cached_and_read_only() -> None:
     first = fabric_levels(load_cluster("dgx-h100"), 512)
     assert fabric_levels(load_cluster("dgx-h100"), 512) is first

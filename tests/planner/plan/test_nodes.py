@@ -352,3 +352,24 @@ def _twelve_of(free: tuple[int, int]) -> PlanRequest:
         framework="fsdp2",
         pin="dp=12",
     )
+
+
+@pytest.mark.parametrize(("batch", "used"), [(15, {"n5": 5}), (16, {"n5": 4})])
+def test_two_nodes_with_three_and_five_gpus(batch: int, used: dict[str, int]) -> None:
+    """Both ended in an internal error: ranks on two nodes, priced as if one held them."""
+    nodes = [{"name": f"n{free}", "leaf": "l", "free_gpus": free} for free in (3, 5)]
+    plan = fastest_plan(
+        read_request(
+            model="qwen3-1.7b",
+            cluster={"base": "dgx-h100", "nodes": nodes},
+            gpus=None,
+            global_batch=batch,
+            seq_len=1024,
+            framework="torchtitan",
+        )
+    )
+    assert plan.status == "optimal"
+    assert plan.mapping is not None
+    assert plan.mapping.ranks is not None
+    listed_names = [plan.inputs.cluster.nodes[node].name for node, _ in plan.mapping.ranks]
+    assert {name: listed_names.count(name) for name in listed_names} == used
