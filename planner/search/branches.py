@@ -68,8 +68,8 @@ class Branch:
     @property
     def executions(self) -> list[Execution]:
         """Its own, and those with other dispatchers."""
-        others = self.pricing.workload.other_dispatchers
-        return [self.execution, *(replace(self.execution, moe_dispatch=name) for name in others)]
+        names = self.pricing.workload.other_dispatchers
+        return [self.execution, *(replace(self.execution, moe_dispatch=name) for name in names)]
 
     def execution_of(self, layout: Layout) -> Execution:
         """How one layout of plain numbers is run."""
