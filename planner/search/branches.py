@@ -1,4 +1,6 @@
-"""Branches of the search: one execution each, with its layouts, prices and rules."""
+"""Branches of the search: one execution each, with its layouts, prices and rules.
+
+Executions that differ in dispatchers of one price share one: `dispatchers_of` says which a layout has."""
 
 from __future__ import annotations
 
