@@ -246,13 +246,13 @@ def _least_buffers(workload: Workload, layout: Layout) -> tuple[NDArray[np.int64
     """The number of the dispatcher of each layout, and its buffers; 0 where no dispatcher takes its ranks."""
     ranks, domain = np.asarray(layout.ep * layout.etp), workload.cluster.nvlink_domain
     records = framework_of_stack(workload.framework).dispatchers
-    chosen, least = np.zeros((), dtype=np.int64), np.full((), np.inf)
+    chosen, smallest = np.zeros((), dtype=np.int64), np.full((), np.inf)
     for number, name in enumerate((workload.moe_dispatch, *workload.other_dispatchers)):
         joins = records[name].joins(ranks, domain)
-        own = np.where(joins, _buffers_of(name, workload, layout), np.inf)
-        chosen = np.where(own < least, number, chosen)
-        least = np.asarray(np.minimum(own, least))
-    return chosen, np.where(np.isfinite(least), least, 0.0)
+        size = np.where(joins, _buffers_of(name, workload, layout), np.inf)
+        chosen = np.where(size < smallest, number, chosen)
+        smallest = np.asarray(np.minimum(size, smallest))
+    return chosen, np.where(np.isfinite(smallest), smallest, 0.0)
 
 
 def _buffers_of(name: Dispatcher, workload: Workload, layout: Layout) -> Floats:

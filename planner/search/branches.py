@@ -1,4 +1,6 @@
-"""Branches of the search: one execution each, with its layouts, prices and rules."""
+"""Branches of the search: one execution each, with its layouts, prices and rules.
+
+Executions that differ in dispatchers of one price share one: `dispatchers_of` says which a layout has."""
 
 from __future__ import annotations
 
@@ -68,8 +70,8 @@ class Branch:
     @property
     def executions(self) -> list[Execution]:
         """Its own, and those with other dispatchers."""
-        others = self.pricing.workload.other_dispatchers
-        return [self.execution, *(replace(self.execution, moe_dispatch=name) for name in others)]
+        names = self.pricing.workload.other_dispatchers
+        return [self.execution, *(replace(self.execution, moe_dispatch=name) for name in names)]
 
     def execution_of(self, layout: Layout) -> Execution:
         """How one layout of plain numbers is run."""

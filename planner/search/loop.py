@@ -1110,8 +1110,8 @@ def branches_of(
             run = replace(execution, moe_dispatch="deduplicated") if joint else execution
             alike.setdefault(run, []).append((execution, space))
     branches = []
-    for (execution, space), *others in alike.values():
-        names = tuple(other.moe_dispatch for other, _ in others)
+    for (execution, space), *twins in alike.values():
+        names = tuple(twin.moe_dispatch for twin, _ in twins)
         workload = replace(space.workload, other_dispatchers=names)
         pricing = pricing_of(replace(workload, chooses_buckets=is_open))
         branches.append(
