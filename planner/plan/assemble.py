@@ -716,7 +716,11 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         shard_groups=list(space.shard_groups),
         optimizer_offloads=sorted({share for _, share in space.offloads}),
         recompute=[_recompute_name(mask) for mask in space.recompute],
-        executions=[choices_made(one) for one in request.execution_options.executions()],
+        executions=[
+            choices_made(one)
+            for one in request.execution_options.executions()
+            if not request.execution_options.only_offloads(one)
+        ],
         gradient_buckets=list(TIMES_OWN) if has_buckets else [],
         gpus=space.workload.gpus,
         even_stages=not framework.uneven_stages,

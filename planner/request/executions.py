@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -29,6 +29,8 @@ from meshwright.planner.request.choices import (
     is_excluded,
 )
 
+_REFUSE_OFFLOADING = ("bf16-moments", "fp8-params")
+"""Numerics beside which no optimizer is offloaded (`constraints/memory.py`)."""
 FP8_ATTENTION_ON = ("hopper", "blackwell")
 """Architectures on which cuDNN attends in FP8 (cuDNN Frontend, Attention, support matrix of 9.18.1)."""
 
@@ -51,14 +53,34 @@ class ExecutionOptions:
     """That each choice of an execution may take, plain ones first, in the order of `OF_EXECUTION`."""
     fixed: Mapping[str, Any]
     """Fields of every execution: overlaps that are on wherever they are legal, and numerics, of which what is
-    allowed is never worse, so chosen."""
+    allowed is never worse, so chosen, but as `offloading` says."""
+    offloading: Mapping[str, Any]
+    """Numerics beside which an optimizer may lie in the hosts' memory, in place of narrow ones that refuse
+    that; empty where none does."""
 
     def executions(self) -> tuple[Execution, ...]:
-        """Every combination, the plainest first."""
-        return tuple(
-            Execution(**dict(zip(self.values, values, strict=True)), **self.fixed)
-            for values in product(*self.values.values())
-        )
+        """Every combination, the plainest first; then those for offloaded optimizers alone."""
+        combinations = [
+            dict(zip(self.values, values, strict=True)) for values in product(*self.values.values())
+        ]
+        every = [Execution(**values, **self.fixed) for values in combinations]
+        if self.offloading:
+            every += [replace(each, **self._beside_offloading(each)) for each in every]
+        return tuple(dict.fromkeys(every))
+
+    def only_offloads(self, execution: Execution) -> bool:
+        """Whether an execution is there for offloaded optimizers alone: others are as fast with the narrow
+        numerics."""
+        return any(getattr(execution, name) != self.fixed[name] for name in self.offloading)
+
+    def _beside_offloading(self, execution: Execution) -> dict[str, Any]:
+        """FP8 parameters stay where scales are delayed (`megatron-offload-fp8`)."""
+        delayed = execution.fp8_recipe == "delayed"
+        return {
+            name: value
+            for name, value in self.offloading.items()
+            if not (delayed and name == "fp8_params")
+        }
 
 
 def execution_options(
@@ -105,7 +127,10 @@ def execution_options(
     }
     hidden = planned(framework.overlaps)
     overlaps = {f"{axis}_overlap": axis in hidden for axis in ("dp", "pp")}
-    return ExecutionOptions(values=chosen, fixed={**overlaps, **able.numerics()})
+    numerics = able.numerics()
+    return ExecutionOptions(
+        values=chosen, fixed={**overlaps, **numerics}, offloading=able.beside_offloading(numerics)
+    )
 
 
 def _there(choice: Choice, values: tuple[Any, ...], without: tuple[str, ...]) -> tuple[Any, ...]:
@@ -187,6 +212,18 @@ class _Able:
             if choice.allow in taken
             else choice.plain
             for choice in NUMERICS
+        }
+
+    def beside_offloading(self, numerics: Mapping[str, Any]) -> dict[str, Any]:
+        """The plain ones of those that no offloaded optimizer goes with, where one may be offloaded."""
+        may = self.framework.optimizer_offload is not None and self.optimizer == "adam"
+        if not may or self.pins.get("optimizer_offload") == 0:
+            return {}
+        return {
+            choice.name: choice.plain
+            for choice in NUMERICS
+            if choice.allow in _REFUSE_OFFLOADING
+            and numerics.get(choice.name, choice.plain) != choice.plain
         }
 
     def _adds_up_unsaid(self) -> bool:

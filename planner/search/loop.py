@@ -1105,7 +1105,8 @@ def branches_of(
     alike: dict[Execution, list[tuple[Execution, Space]]] = {}
     for execution in request.execution_options.executions():
         space = space_of(request, execution)
-        if space.recompute and all(getattr(space, axis) for axis in LAYER_AXES):
+        axes = (*LAYER_AXES, "recompute", "offloads")
+        if all(getattr(space, axis) for axis in axes):
             joint = deduplicates(space.workload) and space.workload.model.moe is not None
             run = replace(execution, moe_dispatch="deduplicated") if joint else execution
             alike.setdefault(run, []).append((execution, space))

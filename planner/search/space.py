@@ -626,8 +626,10 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
     alone = deduplicates(space.workload) and max(space.etp, default=1) == 1
     if execution.ep_overlap or alone:
         ep = tuple(degree for degree in ep if degree > 1)
-    recompute = tuple(int(mask) for mask in masks[keep])
-    return replace(space, tp=tp, cp=cp, ep=ep, etp=etp, recompute=recompute)
+    recompute, offloads = tuple(int(mask) for mask in masks[keep]), space.offloads
+    if request.execution_options.only_offloads(execution):
+        offloads = tuple(pair for pair in offloads if pair[1] > 0)
+    return replace(space, tp=tp, cp=cp, ep=ep, etp=etp, recompute=recompute, offloads=offloads)
 
 
 def _shard_groups(request: PlanRequest) -> tuple[int, ...]:

@@ -157,7 +157,7 @@ def test_another_framework_is_offered_where_its_layouts_need_less_memory() -> No
         gpus=4,
         framework="deepspeed",
         global_batch=16,
-        seq_len=3000,
+        seq_len=2048,
         adapters=AdapterSpec(method="lora", rank=8),
     )
     answer = fastest_plan(asked).infeasible

@@ -21,7 +21,7 @@ from meshwright.planner.request.choices import ALLOW, OF_EXECUTION
 from meshwright.planner.request.executions import parse_allow, parse_without
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.loop import branches_of, search_executions
+from meshwright.planner.search.loop import branches_of, search_executions, search_exhaustively
 from meshwright.planner.search.pricing import Outcome
 from meshwright.planner.search.space import Space, space_of
 from tests.planner.search.test_planner_optimum import best_by_brute_force
@@ -379,11 +379,16 @@ def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:
     plain = request.execution_options.executions()[0]
     assert (plain.gradient_dtype, plain.moment_dtype) == ("fp32", "fp32")
     assert (plain.fp8_params, plain.te_loss) == (False, False)
-    allowed = replace(request, allow=parse_allow(["all"])).execution_options.executions()
+    options = replace(request, allow=parse_allow(["all"])).execution_options
+    allowed = options.executions()
     assert {run.gradient_dtype for run in allowed} == {"bf16"}
-    assert {(run.moment_dtype, run.fp8_params, run.te_loss) for run in allowed} == {
-        ("bf16", True, True)
-    }
+    numerics = [
+        (options.only_offloads(run), run.moment_dtype, run.fp8_params, run.te_loss)
+        for run in allowed
+    ]
+    narrow, beside_offloading = (False, "bf16", True, True), (True, "fp32", False, True)
+    # FP8 parameters whose scales are delayed go with an offloaded optimizer.
+    assert set(numerics) == {narrow, beside_offloading, (True, "fp32", True, True)}
     assert {run.fp8_attention for run in allowed} == {False}
     blackwell = replace(request, cluster=load_cluster("dgx-b200"), allow=("fp8-attention",))
     assert {run.fp8_attention for run in blackwell.execution_options.executions()} == {True}
@@ -443,3 +448,58 @@ def test_rules_that_bind_an_execution_are_searched_with() -> None:
         "megatron-partial-graphs",
         "megatron-full-graph",
     } <= names
+
+
+def may_offload(seed: int) -> PlanRequest:
+    """A small problem in FP8 or BF16 that may offload its optimizer, run plainly."""
+    request = small_request(seed)
+    return replace(
+        request,
+        pins={name: pin for name, pin in request.pins.items() if name != "zero_stage"},
+        without=(
+            "cuda-graph",
+            "cp-a2a",
+            "ep-overlap",
+            "tp-overlap",
+            "deepep",
+            "hybridep",
+            "allgather",
+        ),
+        precision="fp8" if seed % 2 else "bf16",
+        gpus=min(request.gpus, 8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("seed", "words"),
+    [
+        (5008, ("bf16-moments",)),
+        (5023, ("fp8-params",)),
+        (5023, ("bf16-moments", "fp8-params", "delayed-scaling")),
+    ],
+)
+def test_offloaded_optimizers_are_in_the_space_beside_narrow_numerics(
+    seed: int, words: tuple[str, ...]
+) -> None:
+    """No optimizer with 16-bit moments, or beside FP8 parameters, is offloaded: those words ruled it out.
+
+    With the first no layout fitted, with the others the best was slower than without them.
+    """
+    request = may_offload(seed)
+    allowed = replace(request, allow=words)
+    best = search_executions(allowed, CostModelPricing).best[0]
+    assert best.layout.optimizer_offload > 0
+    assert allowed.execution_options.only_offloads(replace(best.execution, bucket_mb=None))
+    one_by_one = search_exhaustively(branches_of(allowed, CostModelPricing)).best[0]
+    assert best.step_time_s == pytest.approx(one_by_one.step_time_s, rel=1e-9)
+    assert best.step_time_s <= search_executions(request, CostModelPricing).best[0].step_time_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5000, 5016))
+def test_what_is_allowed_makes_no_plan_slower(seed: int) -> None:
+    request = may_offload(seed)
+    plain = search_executions(request, CostModelPricing).best
+    for words in (("bf16-moments",), ("fp8-params",), ("bf16-grads", "bf16-moments", "fp8-params")):
+        best = search_executions(replace(request, allow=words), CostModelPricing).best
+        assert not plain or best[0].step_time_s <= plain[0].step_time_s * (1.0 + 1e-9)
