@@ -334,11 +334,19 @@ def in_digits(message: str, *, in_gib: bool = False) -> str:
 def say(text: str = "", *, err: bool = False) -> None:
     """Prints a line. Once its reader has gone (`| head`) it goes nowhere, and the command goes on: files are
     written, and the exit code tells of the answer.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be written otherwise, as on a full disk.
     """
     try:
         click.echo(text, err=err)
-    except BrokenPipeError:
+    except OSError as error:
+        # Python would try what it has kept once more at its end, and change the exit code.
         _to_nobody(sys.stderr if err else sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            raise
 
 
 def _open_closed_streams() -> None:
