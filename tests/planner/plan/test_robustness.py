@@ -139,7 +139,7 @@ def test_levels_that_cannot_be_faster_are_only_slower() -> None:
 
 @pytest.mark.soak
 def test_the_command_prints_it(tmp_path: Path) -> None:
-    line = ["plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "64"]
+    line = ["plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", "32", "--global-batch", "128"]
     done = CliRunner().invoke(
         main,
         [*line, "--seq-len", "4096", "--memory-risk", "0.5", "--full", "-o", str(tmp_path / "out")],
@@ -149,4 +149,4 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
     assert "memory 9.4 % more  does not fit" in done.stdout
     written = read_plan(tmp_path / "out")
     assert written.robustness is not None
-    assert len(written.robustness.scenarios) == 6
+    assert len(written.robustness.scenarios) == 8

@@ -76,7 +76,11 @@ def test_a_survey_lists_every_layout_below_its_seconds(seed: int) -> None:
     for share in (1.02, 1.5):
         below_s = prices[0].step_time_s * share
         survey = surveyed(request, below_s, likely_of(prices[0]), parts=2)
-        listed = {own.execution: rows(own.layouts) for own in survey.branches}
+        listed = {
+            replace(own.execution, moe_dispatch=name): rows(own.layouts)
+            for own in survey.branches
+            for name in (own.execution.moe_dispatch, *own.space.workload.other_dispatchers)
+        }
         for own in survey.branches:
             assert np.all(own.bound_s < below_s)
         faster = [priced for priced in prices if priced.step_time_s < below_s * (1 - 1e-9)]
