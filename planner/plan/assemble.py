@@ -719,7 +719,7 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         executions=[
             choices_made(one)
             for one in request.execution_options.executions()
-            if not request.execution_options.only_offloads(one)
+            if not request.execution_options.for_offloading(one)
         ],
         gradient_buckets=list(TIMES_OWN) if has_buckets else [],
         gpus=space.workload.gpus,

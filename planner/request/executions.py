@@ -59,7 +59,7 @@ class ExecutionOptions:
     that; empty where none does."""
 
     def executions(self) -> tuple[Execution, ...]:
-        """Every combination, the plainest first; then those for offloaded optimizers alone."""
+        """Every combination, the plainest first; then those for offloaded optimizers."""
         combinations = [
             dict(zip(self.values, values, strict=True)) for values in product(*self.values.values())
         ]
@@ -68,9 +68,8 @@ class ExecutionOptions:
             every += [replace(each, **self._beside_offloading(each)) for each in every]
         return tuple(dict.fromkeys(every))
 
-    def only_offloads(self, execution: Execution) -> bool:
-        """Whether an execution is there for offloaded optimizers alone: others are as fast with the narrow
-        numerics."""
+    def for_offloading(self, execution: Execution) -> bool:
+        """Whether an execution is there for offloaded optimizers; others are as fast with narrow numerics."""
         return any(getattr(execution, name) != self.fixed[name] for name in self.offloading)
 
     def _beside_offloading(self, execution: Execution) -> dict[str, Any]:

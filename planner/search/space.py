@@ -627,8 +627,8 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
     if execution.ep_overlap or alone:
         ep = tuple(degree for degree in ep if degree > 1)
     recompute, offloads = tuple(int(mask) for mask in masks[keep]), space.offloads
-    if request.execution_options.only_offloads(execution):
-        offloads = tuple(pair for pair in offloads if pair[1] > 0)
+    if request.execution_options.for_offloading(execution) and not any(s for _, s in offloads):
+        offloads = ()
     return replace(space, tp=tp, cp=cp, ep=ep, etp=etp, recompute=recompute, offloads=offloads)
 
 

@@ -383,7 +383,7 @@ def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:
     allowed = options.executions()
     assert {run.gradient_dtype for run in allowed} == {"bf16"}
     numerics = [
-        (options.only_offloads(run), run.moment_dtype, run.fp8_params, run.te_loss)
+        (options.for_offloading(run), run.moment_dtype, run.fp8_params, run.te_loss)
         for run in allowed
     ]
     narrow, beside_offloading = (False, "bf16", True, True), (True, "fp32", False, True)
@@ -489,7 +489,7 @@ def test_offloaded_optimizers_are_in_the_space_beside_narrow_numerics(
     allowed = replace(request, allow=words)
     best = search_executions(allowed, CostModelPricing).best[0]
     assert best.layout.optimizer_offload > 0
-    assert allowed.execution_options.only_offloads(replace(best.execution, bucket_mb=None))
+    assert allowed.execution_options.for_offloading(replace(best.execution, bucket_mb=None))
     one_by_one = search_exhaustively(branches_of(allowed, CostModelPricing)).best[0]
     assert best.step_time_s == pytest.approx(one_by_one.step_time_s, rel=1e-9)
     assert best.step_time_s <= search_executions(request, CostModelPricing).best[0].step_time_s
