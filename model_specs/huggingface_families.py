@@ -1095,15 +1095,6 @@ _DEEPSEEK_V3: tuple[Part, ...] = (
 )
 
 
-# A.X K1: DeepSeek-V3 with a norm behind its experts (modular_axk1.py).
-_AXK1: tuple[Part, ...] = (
-    DECODER,
-    _DEEPSEEK,
-    _deepseek_experts(_V3_ROUTER, dense_layers=1),
-    {**_NEXT_TOKENS, "norms_per_layer": 3},
-)
-
-
 def _indexer(config: ConfigFields) -> Fields:
     """DeepSeek-V3.2, and GLM-5 where every layer has an indexer of its own: positions chosen by one."""
     shared = [kind for kind in config.entries("indexer_types") if kind != "full"]
@@ -2122,7 +2113,6 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": Family("DeepseekV32ForCausalLM", _DEEPSEEK_V32),
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", _DEEPSEEK_V32),
     "kimi_k2": Family("", _DEEPSEEK_V3),
-    "axk1": Family("AXK1ForCausalLM", _AXK1),
     "sarvam_mla": Family(
         "SarvamMLAForCausalLM",
         (DECODER, _DEEPSEEK, _deepseek_experts(_V3_ROUTER, dense_layers=1), _NEXT_TOKENS),

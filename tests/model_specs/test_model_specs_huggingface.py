@@ -34,7 +34,6 @@ CONFIGS = DATA / "hf_configs"
 # parameters of the model that transformers 5.23 builds of the file on the meta device, with the routers'
 # balance biases, which it holds as buffers; without multi-token prediction.
 PUBLISHED = {
-    "a.x-k1-519b": 518_983_070_976,  # by hand; 519B on the card; its dense layer has a norm too many
     "bamba-9b": 9_780_235_392,  # built; 9.78B on the model card
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,  # without the MTP module and the FP8 scales
