@@ -156,9 +156,14 @@ def ask_megatron(case: Case) -> dict[str, Any]:
 
 def chunks_of_pattern(pattern: str, pp: int) -> list[list[int]]:
     """Layers of each [rank][chunk] of a hybrid pattern, which HybridModel splits at its | itself."""
-    from megatron.core.models.hybrid.hybrid_layer_allocation import validate_segment_layers
+    from megatron.core.models.hybrid.hybrid_layer_allocation import (
+        parse_hybrid_pattern,
+        validate_segment_layers,
+    )
 
-    sizes = [len(validate_segment_layers(segment)) for segment in pattern.split("|")]
+    # Behind each / stands a module of multi-token prediction.
+    main = parse_hybrid_pattern(pattern).main_pattern or ""
+    sizes = [len(validate_segment_layers(segment)) for segment in main.split("|")]
     return [sizes[rank::pp] for rank in range(pp)]
 
 
