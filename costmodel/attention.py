@@ -192,8 +192,7 @@ def turns_stepwise(workload: Workload) -> bool:
     """Whether rotary embeddings are one operator of PyTorch after the other beside fused ones.
 
     As Megatron runs them without `apply_rope_fusion` (megatron/core/models/common/embeddings/rope_utils.py,
-    apply_rotary_pos_emb). Latent attention turns a part of each head alone, and
-    is priced as one kernel.
+    apply_rotary_pos_emb). Latent attention turns a part of each head alone, and is priced as one kernel.
 
     Parameters
     ----------

@@ -464,7 +464,7 @@ def _alike(c: Context) -> tuple[KindTime | None, KindTime | None]:
 
 
 def _own_mtp_layer(c: Context) -> KindTime:
-    """The blocks of a multi-token-prediction module that is no main layer."""
+    """The blocks of a multi-token-prediction module that is unlike a main layer."""
     blocks = c.workload.model.mtp_kind.blocks
     mixers = (portion(_softmax_attention(c), blocks.attention),) if blocks.attention else ()
     return _with_host(c, _on_device(c, mixers, blocks))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -712,7 +713,8 @@ def counts_of_parts(layers: tuple[str, ...], first: int | None = None) -> NDArra
     return counts
 
 
-def kinds_ahead(layers: tuple[str, ...]) -> dict[int, int]:
+@lru_cache(maxsize=64)
+def kinds_ahead(layers: tuple[str, ...]) -> Mapping[int, int]:
     """Kinds that run forward alone, each with the kind that it is behind the first chunk of a pipeline.
 
     What a stage receives has a gradient, whether the stage before it wants that or not (megatron/core/
@@ -725,18 +727,24 @@ def kinds_ahead(layers: tuple[str, ...]) -> dict[int, int]:
 
     Returns
     -------
-    dict of int to int
-        Numbers of kinds in the order in which they first appear; without those that have no like kind.
+    mapping of int to int
+        Read-only; numbers of kinds in the order in which they first appear, without kinds that have no like
+        one behind.
     """
     number = {symbols: at for at, symbols in enumerate(dict.fromkeys(layers))}
     behind = {symbols: symbols.removesuffix(AHEAD) for symbols in number if AHEAD in symbols}
-    return {number[ahead]: number[like] for ahead, like in behind.items() if like in number}
+    return MappingProxyType(
+        {number[ahead]: number[like] for ahead, like in behind.items() if like in number}
+    )
 
 
 def counts_between(
     layers: tuple[str, ...], begin: NDArray[np.int64], end: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Layers of each kind in parts of a model, of which those from its begin alone may run forward alone.
+    """Layers of each kind in parts of a model.
+
+    Layers that run forward alone do so in a part that begins the model; elsewhere they count as the same kind
+    with a backward pass.
 
     Derived here: what lies ahead of the end less what lies ahead of the begin; `kinds_ahead` has the source.
 

@@ -16,10 +16,10 @@ from meshwright.costmodel.workload import (
 
 OF_PYTORCH = 2.9
 """Generation of what PyTorch's own attention takes."""
-_OF_TRAINERS = 2.8
-"""What launch files of trainers ask for: FlashAttention-2 where PyTorch's own is in Triton."""
 _OF_EARLIER_PYTORCH = 2.1
-"""The same before it preferred cuDNN."""
+"""What it took before it preferred cuDNN."""
+_OF_TRAINERS = 2.8
+"""What launch files of trainers ask for: as PyTorch's own, but FlashAttention-2 where that is in Triton."""
 OF_WIDE_HEADS = 0.5
 """In the place of a generation: PyTorch's memory-efficient kernel."""
 _FLASH_GENERATIONS = {

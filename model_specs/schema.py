@@ -353,7 +353,7 @@ class ModelSpec(ClosedDocument):
 
     @property
     def mtp_differs(self) -> bool:
-        """Whether a multi-token-prediction module is no main layer of the mean."""
+        """Whether a multi-token-prediction module is unlike a main layer."""
         return self.mtp_layers > 0 and (self.mtp_pattern is not None or self.linear_layers > 0)
 
     @property

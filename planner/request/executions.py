@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.constraints.memory import has_mamba, has_modules
+from meshwright.constraints.memory import NARROW_WITHOUT_OFFLOADING, has_mamba, has_modules
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MODULES
 from meshwright.costmodel.rates import attends_faster_in_fp8
 from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution
@@ -29,8 +29,6 @@ from meshwright.planner.request.choices import (
     is_excluded,
 )
 
-_REFUSE_OFFLOADING = ("bf16-moments", "fp8-params")
-"""Numerics beside which no optimizer is offloaded (`constraints/memory.py`)."""
 FP8_ATTENTION_ON = ("hopper", "blackwell")
 """Architectures on which cuDNN attends in FP8 (cuDNN Frontend, Attention, support matrix of 9.18.1)."""
 
@@ -221,7 +219,7 @@ class _Able:
         return {
             choice.name: choice.plain
             for choice in NUMERICS
-            if choice.allow in _REFUSE_OFFLOADING
+            if choice.allow in NARROW_WITHOUT_OFFLOADING
             and numerics.get(choice.name, choice.plain) != choice.plain
         }
 

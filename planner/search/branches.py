@@ -1,6 +1,8 @@
 """Branches of the search: one execution each, with its layouts, prices and rules.
 
-Executions that differ in dispatchers of one price share one: `dispatchers_of` says which a layout has."""
+Executions that differ only in dispatchers of one price share a branch; `dispatchers_of` says which dispatcher
+a layout has.
+"""
 
 from __future__ import annotations
 

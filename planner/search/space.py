@@ -627,7 +627,9 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
     if execution.ep_overlap or alone:
         ep = tuple(degree for degree in ep if degree > 1)
     recompute, offloads = tuple(int(mask) for mask in masks[keep]), space.offloads
-    if request.execution_options.for_offloading(execution) and not any(s for _, s in offloads):
+    if request.execution_options.for_offloading(execution) and not any(
+        share for _, share in offloads
+    ):
         offloads = ()
     return replace(space, tp=tp, cp=cp, ep=ep, etp=etp, recompute=recompute, offloads=offloads)
 
