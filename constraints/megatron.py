@@ -87,16 +87,22 @@ MEGATRON_SHARDING_OPTIMIZER = AtMost(
 )
 """Megatron-FSDP steps with no other."""
 
-MEGATRON_SHARDING_ADAPTERS = AtMost(
-    name="megatron-zero-adapters",
-    sentence="zero_stage <= 1 with adapters and gradients of 32 bits",
+
+def _started_by_bridge(workload: Workload) -> bool:
+    return bool(workload.adapters or workload.fp8_attention or workload.te_loss)
+
+
+MEGATRON_SHARDING_BRIDGE = AtMost(
+    name="megatron-zero-bridge",
+    sentence="zero_stage <= 1 with gradients of 32 bits beside adapters, FP8 attention or Transformer "
+    "Engine's loss",
     unit="stages of ZeRO",
-    binds=lambda work: work.adapters is not None and work.gradient_dtype != "bf16",
+    binds=lambda work: work.gradient_dtype != "bf16" and _started_by_bridge(work),
     value=of("zero_stage"),
-    words="ZeRO stage {zero_stage} with adapters and gradients of 32 bits",
+    words="ZeRO stage {zero_stage} with gradients of 32 bits in a run that Megatron-Bridge alone starts",
     remedy="Lower the ZeRO stage to 1, or allow bf16-grads.",
 )
-"""Overrides of Megatron-Bridge, which alone trains adapters, hold no torch types: Megatron-FSDP would add
+"""Overrides of Megatron-Bridge, which alone starts such runs, hold no torch types: Megatron-FSDP would add
 gradients up at 16 bits (megatron_fsdp/megatron_fsdp.py, main_grads_dtype)."""
 
 MEGATRON_EMERGING_PRECISION = Refuses(
@@ -550,7 +556,7 @@ MEGATRON_DEALT_RULES: tuple[Rule, ...] = (
 MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_SHARDING_NEEDS_ONE_STAGE,
     MEGATRON_SHARDING_OPTIMIZER,
-    MEGATRON_SHARDING_ADAPTERS,
+    MEGATRON_SHARDING_BRIDGE,
     MEGATRON_EMERGING_PRECISION,
     MEGATRON_EMERGING_EXPERT_BIAS,
     MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL,

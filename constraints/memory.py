@@ -200,10 +200,6 @@ MEGATRON_OFFLOAD_FP8 = AtMost(
 )
 """megatron/training/arguments.py asserts it of --fp8-param-gather."""
 
-NARROW_WITHOUT_OFFLOADING = ("bf16-moments", "fp8-params")
-"""Words of `--allow` whose narrow types go with no offloaded optimizer, by these rules and those of the other
-frameworks: a plan may have the plain types in their place."""
-
 DEEPSPEED_OFFLOAD_ZERO = Requires(
     name="deepspeed-offload-zero",
     sentence="zero_stage >= 1 where optimizer states are offloaded",

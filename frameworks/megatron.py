@@ -435,7 +435,7 @@ def _sharded(strategy: str) -> QueuedSharding:
             "megatron-zero-optimizer",
             "megatron-zero-graphs",
             "megatron-zero-fp8-params",
-            "megatron-zero-adapters",
+            "megatron-zero-bridge",
         ),
     )
 

@@ -709,6 +709,8 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
     """The values of every choice that the search over `space` could make."""
     loads, framework = request.expert_loads, framework_named(request.framework)
     has_buckets = framework.gradient_buckets is not None and request.max_cut_use >= 1
+    executions = request.execution_options.executions()
+    made = (tuple(choices_made(one).items()) for one in executions)
     return SpaceReport(
         **{name: list(getattr(space, name)) for name in DEGREES},
         schedules=list(space.schedules),
@@ -716,11 +718,7 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         shard_groups=list(space.shard_groups),
         optimizer_offloads=sorted({share for _, share in space.offloads}),
         recompute=[_recompute_name(mask) for mask in space.recompute],
-        executions=[
-            choices_made(one)
-            for one in request.execution_options.executions()
-            if not request.execution_options.for_offloading(one)
-        ],
+        executions=[dict(made) for made in dict.fromkeys(made)],
         gradient_buckets=list(TIMES_OWN) if has_buckets else [],
         gpus=space.workload.gpus,
         even_stages=not framework.uneven_stages,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.constraints.memory import NARROW_WITHOUT_OFFLOADING, has_mamba, has_modules
+from meshwright.constraints.memory import has_mamba, has_modules
+from meshwright.constraints.registry import rules_for
+from meshwright.constraints.rule import DeclaredRule, FinishedPlan
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MODULES
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.rates import attends_faster_in_fp8
-from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution
+from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution, Workload
 from meshwright.errors import InputError, listed, refuse_unknown, shown
 from meshwright.frameworks.catalog import planned
 from meshwright.frameworks.record import Framework
@@ -50,34 +53,84 @@ class ExecutionOptions:
     values: Mapping[str, tuple[Any, ...]]
     """That each choice of an execution may take, plain ones first, in the order of `OF_EXECUTION`."""
     fixed: Mapping[str, Any]
-    """Fields of every execution: overlaps that are on wherever they are legal, and numerics, of which what is
-    allowed is never worse, so chosen, but as `offloading` says."""
-    offloading: Mapping[str, Any]
-    """Numerics beside which an optimizer may lie in the hosts' memory, in place of narrow ones that refuse
-    that; empty where none does."""
+    """Fields of every execution: overlaps that are on wherever they are legal, and numerics, as narrow as is
+    allowed, which is never worse where rules let a layout have them."""
+    sharded: Mapping[tuple[str | None, int, int], Mapping[str, Any]] = field(default_factory=dict)
+    """By FP8 recipe, ZeRO stage and percent of the optimizer offloaded: the narrowest numerics that rules let
+    such layouts have. Empty where those of `fixed` always go."""
 
     def executions(self) -> tuple[Execution, ...]:
-        """Every combination, the plainest first; then those for offloaded optimizers."""
+        """Every combination, the plainest first, with the narrowest numerics; then with wider ones."""
         combinations = [
             dict(zip(self.values, values, strict=True)) for values in product(*self.values.values())
         ]
         every = [Execution(**values, **self.fixed) for values in combinations]
-        if self.offloading:
-            every += [replace(each, **self._beside_offloading(each)) for each in every]
+        if self.sharded:
+            narrowest_first = sorted(self.sharded.items(), key=lambda each: _plain_ones(each[1]))
+            every = [
+                replace(each, **numerics)
+                for (recipe, *_), numerics in narrowest_first
+                for each in every
+                if each.fp8_recipe == recipe
+            ]
         return tuple(dict.fromkeys(every))
 
-    def for_offloading(self, execution: Execution) -> bool:
-        """Whether an execution is there for offloaded optimizers; others are as fast with narrow numerics."""
-        return any(getattr(execution, name) != self.fixed[name] for name in self.offloading)
+    def goes(self, execution: Execution, pair: tuple[int, int]) -> bool:
+        """Whether layouts of a ZeRO stage and a percent of the optimizer offloaded are run so: with other
+        numerics they are no faster, or refused.
+        """
+        numerics = self.sharded.get((execution.fp8_recipe, *pair), {})
+        return all(getattr(execution, name) == value for name, value in numerics.items())
 
-    def _beside_offloading(self, execution: Execution) -> dict[str, Any]:
-        """FP8 parameters stay where scales are delayed (`megatron-offload-fp8`)."""
-        delayed = execution.fp8_recipe == "delayed"
-        return {
-            name: value
-            for name, value in self.offloading.items()
-            if not (delayed and name == "fp8_params")
-        }
+
+def _plain_ones(numerics: Mapping[str, Any]) -> int:
+    return sum(value == BY_NAME[name].plain for name, value in numerics.items())
+
+
+def with_shardings(
+    options: ExecutionOptions,
+    pairs: Iterable[tuple[int, int]],
+    workload_of: Callable[[Execution], Workload],
+) -> ExecutionOptions:
+    """The options with the narrowest numerics that rules let layouts of each sharding have.
+
+    Parameters
+    ----------
+    options
+        With the narrowest numerics that are allowed.
+    pairs
+        Every ZeRO stage and percent of the optimizer offloaded that a layout may have.
+    workload_of
+        From an execution to the workload that is run so.
+    """
+    names = {choice.name for choice in NUMERICS}
+    narrow = {
+        name: value
+        for name, value in options.fixed.items()
+        if name in names and value != BY_NAME[name].plain
+    }
+    if not narrow:
+        return options
+    sharded = {}
+    for recipe, pair in product(options.values["fp8_recipe"], pairs):
+        taken = {name: BY_NAME[name].plain for name in narrow}
+        for name, value in narrow.items():
+            runs = (taken, {**taken, name: value})
+            broken, still = (
+                _broken(workload_of(Execution(fp8_recipe=recipe, **{**options.fixed, **run})), pair)
+                for run in runs
+            )
+            taken = runs[still <= broken]
+        sharded[(recipe, *pair)] = taken
+    return replace(options, sharded=sharded)
+
+
+def _broken(workload: Workload, pair: tuple[int, int]) -> set[str]:
+    """Rules that a sharding breaks, whatever the layout beside it."""
+    layout = Layout(zero_stage=pair[0], optimizer_offload=pair[1])
+    plan = FinishedPlan(workload=workload, layout=layout, stages=((workload.model.layers,),))
+    declared = (rule for rule in rules_for(workload) if isinstance(rule, DeclaredRule))
+    return {rule.name for rule in declared if rule.check(plan) is not None}
 
 
 def execution_options(
@@ -122,12 +175,10 @@ def execution_options(
         )
         for choice in OF_EXECUTION
     }
+    chosen["fp8_attention"] = (False, True) if able.attends_in_fp8() else (False,)
     hidden = planned(framework.overlaps)
     overlaps = {f"{axis}_overlap": axis in hidden for axis in ("dp", "pp")}
-    numerics = able.numerics()
-    return ExecutionOptions(
-        values=chosen, fixed={**overlaps, **numerics}, offloading=able.beside_offloading(numerics)
-    )
+    return ExecutionOptions(values=chosen, fixed={**overlaps, **able.numerics()})
 
 
 def _there(choice: Choice, values: tuple[Any, ...], without: tuple[str, ...]) -> tuple[Any, ...]:
@@ -184,24 +235,14 @@ class _Able:
         """Types of what is kept and reduced: the narrowest that the framework has and the request allows."""
         framework = self.framework
         names = [name for name in planned(framework.numerics) if name in self.allow]
-        sharded = self.pins.get("zero_stage") != 0
-        narrow = self.precision not in ("bf16", "fp16")
-        setting = framework.optimizers.get(self.optimizer)
-        shards = not (setting and setting.whole)
-        device = self.cluster.device
-        attends = narrow and device.architecture in FP8_ATTENTION_ON
         if not framework.numerics:
             return {}
         goes = {
-            "bf16-moments": self.optimizer == "adam" and sharded,
+            "bf16-moments": self.optimizer == "adam",
             # Layer-wise optimizers of this version lose updates of FP8 weights (Megatron-LM, pull request
-            # 5707). Megatron-Bridge, which alone starts the other two, reduces gradients whole for them.
-            "fp8-params": narrow and sharded and shards,
-            "fp8-attention": attends
-            and shards
-            and not self._adds_up_unsaid()
-            and attends_faster_in_fp8(device, self.model, self.precision),
-            "te-loss": shards and not self._adds_up_unsaid(),
+            # 5707).
+            "fp8-params": self._is_narrow and self._shards_optimizer,
+            "te-loss": self._shards_optimizer,
         }
         taken = {name for name in names if goes.get(name, True)}
         return {
@@ -209,26 +250,34 @@ class _Able:
             if choice.allow in taken
             else choice.plain
             for choice in NUMERICS
+            if choice.name != "fp8_attention"
         }
 
-    def beside_offloading(self, numerics: Mapping[str, Any]) -> dict[str, Any]:
-        """The plain ones of those that no offloaded optimizer goes with, where one may be offloaded."""
-        may = self.framework.optimizer_offload is not None and self.optimizer == "adam"
-        if not may or self.pins.get("optimizer_offload") == 0:
-            return {}
-        return {
-            choice.name: choice.plain
-            for choice in NUMERICS
-            if choice.allow in NARROW_WITHOUT_OFFLOADING
-            and numerics.get(choice.name, choice.plain) != choice.plain
-        }
-
-    def _adds_up_unsaid(self) -> bool:
-        """Whether Megatron-FSDP may add gradients up at 32 bits, which overrides of Megatron-Bridge do not
-        say.
+    def attends_in_fp8(self) -> bool:
+        """Whether attention may run in FP8; not always faster, as casts take longer than it spares of short
+        sequences.
         """
-        may_shard = "megatron-fsdp" in self.allow or self.pins.get("zero_stage") in (2, 3)
-        return may_shard and "bf16-grads" not in self.allow
+        device, wanted = self.cluster.device, "fp8-attention"
+        return (
+            wanted in self.allow
+            and wanted in planned(self.framework.numerics)
+            and self._is_narrow
+            and self._shards_optimizer
+            and device.architecture in FP8_ATTENTION_ON
+            and attends_faster_in_fp8(device, self.model, self.precision)
+        )
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self.precision not in ("bf16", "fp16")
+
+    @property
+    def _shards_optimizer(self) -> bool:
+        """Whether the optimizer leaves gradients in shards: Megatron-Bridge, which alone starts FP8 attention
+        and Transformer Engine's loss, reduces them whole for others.
+        """
+        setting = self.framework.optimizers.get(self.optimizer)
+        return not (setting and setting.whole)
 
     def _fp8_recipes(self) -> tuple[str | None, ...]:
         """How FP8 scales may come about. Delayed scaling casts in fewer passes and recomputes fewer

@@ -63,7 +63,11 @@ from meshwright.planner.request.choices import (
     PINS,
     WITHOUT,
 )
-from meshwright.planner.request.executions import ExecutionOptions, execution_options
+from meshwright.planner.request.executions import (
+    ExecutionOptions,
+    execution_options,
+    with_shardings,
+)
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
@@ -300,7 +304,7 @@ class PlanRequest:
     """What the plan may choose beside its layout."""
 
     def _execution_options(self) -> ExecutionOptions:
-        return execution_options(
+        options = execution_options(
             framework_named(self.framework),
             self.model,
             self.cluster,
@@ -310,6 +314,34 @@ class PlanRequest:
             precision=self.precision,
             optimizer=self.optimizer,
             trains_alone=self.adapters is None and self.images is None and self.reference is None,
+        )
+        return with_shardings(options, self.shardings, self.workload)
+
+    @property
+    def zero_stages(self) -> tuple[int, ...]:
+        """Stages of ZeRO that a plan may have."""
+        settings, pin = framework_named(self.framework).zero_stages, self.pins.get("zero_stage")
+        return tuple(
+            stage
+            for stage in planned(settings)
+            if f"zero-{stage}" not in self.forbids
+            and (pin == stage or (pin is None and settings[stage].allow in ("", *self.allow)))
+        )
+
+    @property
+    def shardings(self) -> tuple[tuple[int, int], ...]:
+        """Every ZeRO stage with each share of the optimizer's states that may lie in the host's memory."""
+        record = framework_named(self.framework).optimizer_offload
+        share, shares = self.pins.get("optimizer_offload"), [0]
+        if record is not None and "optimizer-offload" not in self.forbids:
+            tried = record.percents if share is None else (int(share),)
+            shares += [each for each in tried if each > 0]
+        hosted = record.zero_stages if record is not None else ()
+        return tuple(
+            (stage, each)
+            for stage in self.zero_stages
+            for each in shares
+            if (each == 0 or stage in hosted) and (share is None or each == share)
         )
 
     def _check_dealt(self) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import inf
 
 import numpy as np
@@ -549,15 +549,6 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
             options = [o for o in options if o == 1]
         return tuple(o for o in options if name not in pins or o == pins[name])
 
-    zero = tuple(
-        stage
-        for stage in planned(framework.zero_stages)
-        if f"zero-{stage}" not in forbids
-        and (
-            framework.zero_stages[stage].allow in ("", *request.allow)
-            or pins.get("zero_stage") == stage
-        )
-    )
     vpp, size = pins.get("vpp"), pins.get("micro_batch")
     experts = divisors(model.moe.experts) if model.moe is not None else [1]
     space = Space(
@@ -571,10 +562,10 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
         vpp=None if vpp is None else (int(vpp),),
         interleaving="vpp" in axes and "interleaving" not in forbids,
         micro_batch=None if size is None else int(size),
-        zero=tuple(z for z in zero if pins.get("zero_stage", z) == z),
+        zero=request.zero_stages,
         shard_groups=_shard_groups(request),
         sharded=framework.shard_groups.zero_stages if framework.shard_groups else (),
-        offloads=_offloads(request, tuple(z for z in zero if pins.get("zero_stage", z) == z)),
+        offloads=request.shardings,
         recompute=_recompute_kinds(request),
         sequence_parallel=framework.sequence_parallel is not None,
         fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
@@ -626,11 +617,9 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
     alone = deduplicates(space.workload) and max(space.etp, default=1) == 1
     if execution.ep_overlap or alone:
         ep = tuple(degree for degree in ep if degree > 1)
-    recompute, offloads = tuple(int(mask) for mask in masks[keep]), space.offloads
-    if request.execution_options.for_offloading(execution) and not any(
-        share for _, share in offloads
-    ):
-        offloads = ()
+    recompute = tuple(int(mask) for mask in masks[keep])
+    goes = partial(request.execution_options.goes, execution)
+    offloads = tuple(filter(goes, space.offloads))
     return replace(space, tp=tp, cp=cp, ep=ep, etp=etp, recompute=recompute, offloads=offloads)
 
 
@@ -645,24 +634,6 @@ def _shard_groups(request: PlanRequest) -> tuple[int, ...]:
     if is_free:
         groups = [d for d in divisors(request.global_batch) if d <= request.gpus]
     return tuple(number for number in groups if wanted is None or number == wanted)
-
-
-def _offloads(request: PlanRequest, zero_stages: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Every ZeRO stage with each share of the optimizer's states that may lie in the host's memory."""
-    record = framework_named(request.framework).optimizer_offload
-    wanted = request.pins.get("optimizer_offload")
-    is_free = record is not None and "optimizer-offload" not in request.forbids
-    shares = [0]
-    if record is not None and is_free:
-        tried = record.percents if wanted is None else (int(wanted),)
-        shares += [share for share in tried if share > 0]
-    stages = record.zero_stages if record is not None else ()
-    return tuple(
-        (zero, share)
-        for zero in zero_stages
-        for share in shares
-        if (share == 0 or zero in stages) and (wanted is None or share == wanted)
-    )
 
 
 def _schedules(request: PlanRequest) -> tuple[str, ...]:

@@ -469,7 +469,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"zero_stage": 3},
         {"zero_stage": 2},
     ),
-    "megatron-zero-adapters": (
+    "megatron-zero-bridge": (
         workload(adapters=AdapterSpec(method="lora")),
         {"zero_stage": 1},
         {"zero_stage": 2},

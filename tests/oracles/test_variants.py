@@ -35,7 +35,7 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
     "megatron": {
         "megatron-zero-needs-pp-1": "choice: Megatron-FSDP would gather weights anew for every micro-batch",
         "megatron-zero-graphs": "the graph is captured in the step, from memory that is taken and freed",
-        "megatron-zero-adapters": "choice: it starts, with gradients of 16 bits, as overrides cannot say 32",
+        "megatron-zero-bridge": "choice: it starts, with gradients of 16 bits, as overrides cannot say 32",
         "megatron-zero-fp8-params": "raised as the optimizer copies weights, on a GPU",
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
         "scale-up-etp": "choice: it starts, slowly; priced by no plan",

@@ -382,16 +382,16 @@ def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:
     options = replace(request, allow=parse_allow(["all"])).execution_options
     allowed = options.executions()
     assert {run.gradient_dtype for run in allowed} == {"bf16"}
-    numerics = [
-        (options.for_offloading(run), run.moment_dtype, run.fp8_params, run.te_loss)
-        for run in allowed
-    ]
-    narrow, beside_offloading = (False, "bf16", True, True), (True, "fp32", False, True)
+    numerics = [(run.moment_dtype, run.fp8_params, run.te_loss) for run in allowed]
+    narrow, wide = ("bf16", True, True), ("fp32", False, True)
     # FP8 parameters whose scales are delayed go with an offloaded optimizer.
-    assert set(numerics) == {narrow, beside_offloading, (True, "fp32", True, True)}
+    assert set(numerics) == {narrow, wide, ("fp32", True, True)}
+    assert numerics[0] == narrow
+    tensorwise = next(run for run in allowed if run.fp8_recipe == "tensorwise")
+    assert [options.goes(tensorwise, pair) for pair in ((1, 0), (1, 50))] == [True, False]
     assert {run.fp8_attention for run in allowed} == {False}
     blackwell = replace(request, cluster=load_cluster("dgx-b200"), allow=("fp8-attention",))
-    assert {run.fp8_attention for run in blackwell.execution_options.executions()} == {True}
+    assert {run.fp8_attention for run in blackwell.execution_options.executions()} == {False, True}
     sixteen = replace(request, precision="bf16", allow=("fp8-attention",))
     assert sixteen.execution_options.executions()[0] == replace(plain, fp8_recipe=None)
     ada = replace(request, cluster=load_cluster("l40s-pcie"), allow=("fp8-attention",))
@@ -489,7 +489,7 @@ def test_offloaded_optimizers_are_in_the_space_beside_narrow_numerics(
     allowed = replace(request, allow=words)
     best = search_executions(allowed, CostModelPricing).best[0]
     assert best.layout.optimizer_offload > 0
-    assert allowed.execution_options.for_offloading(replace(best.execution, bucket_mb=None))
+    assert best.execution.moment_dtype == "fp32"
     one_by_one = search_exhaustively(branches_of(allowed, CostModelPricing)).best[0]
     assert best.step_time_s == pytest.approx(one_by_one.step_time_s, rel=1e-9)
     assert best.step_time_s <= search_executions(request, CostModelPricing).best[0].step_time_s
@@ -503,3 +503,34 @@ def test_what_is_allowed_makes_no_plan_slower(seed: int) -> None:
     for words in (("bf16-moments",), ("fp8-params",), ("bf16-grads", "bf16-moments", "fp8-params")):
         best = search_executions(replace(request, allow=words), CostModelPricing).best
         assert not plain or best[0].step_time_s <= plain[0].step_time_s * (1.0 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fewer", "more", "changes"),
+    [
+        # Moments of 16 bits want ZeRO 1, FP8 parameters no ZeRO 2: both ended without a plan.
+        ("", "bf16-moments", {"forbid": "zero-1"}),
+        ("megatron-fsdp", "megatron-fsdp,fp8-params", {"pin": "zero_stage=2", "precision": "fp8"}),
+        # ZeRO 2 and 3 beside it took Transformer Engine's loss from ZeRO 0 and 1 too.
+        ("te-loss", "te-loss,megatron-fsdp", {}),
+        # Casts of 256 tokens take longer than FP8 spares of their attention.
+        ("", "fp8-attention", {"cluster": "dgx-b200", "seq_len": 256, "precision": "fp8"}),
+    ],
+)
+def test_more_that_is_allowed_rules_nothing_out(
+    fewer: str, more: str, changes: dict[str, Any]
+) -> None:
+    asked_for: dict[str, Any] = {
+        "model": "llama-3.2-1b",
+        "cluster": "dgx-h100",
+        "gpus": 4,
+        "global_batch": 8,
+        "seq_len": 4096,
+        **changes,
+    }
+    one, other = (
+        search_executions(read_request(**asked_for, allow=words), CostModelPricing).best[0]
+        for words in (fewer, more)
+    )
+    assert other.step_time_s <= one.step_time_s * (1.0 + 1e-9)

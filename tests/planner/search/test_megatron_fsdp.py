@@ -176,7 +176,7 @@ def test_what_bridge_alone_starts_is_planned_as_bridge_can_say_it(
     assert (plan.execution and plan.execution.te_loss) == te_loss
     if zero is None:
         assert plan.infeasible is not None
-        assert any("megatron-zero-adapters" in words for words in plan.infeasible.conflict)
+        assert any("megatron-zero-bridge" in words for words in plan.infeasible.conflict)
     else:
         assert "plan.yaml" in plan_files(plan)
 
