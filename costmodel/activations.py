@@ -393,7 +393,21 @@ def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
         module, _ = activation_bytes_per_layer(
             workload, layout, experts=blocks.experts > 0, blocks=blocks, attention=attention
         )
-    return SavedActivations(dense, main, module)
+    return SavedActivations(dense, main, module + _around_module(workload, layout))
+
+
+def _around_module(workload: Workload, layout: Layout) -> Floats:
+    """Bytes of one micro-batch that a prediction module keeps beside its blocks; 0 without modules.
+
+    Inputs of three norms (token embeddings, states that come in and go out), the 2 h that the joining product
+    reads, and the head's input (megatron-core 0.19.2, core/transformer/multi_token_prediction.py,
+    _concat_embeddings, _postprocess and process_mtp_loss).
+    """
+    if not workload.model.mtp_layers:
+        return 0.0
+    per_element = 3.0 * _WIDE_BYTES + 2.0 * _saved_input_bytes(workload) + _WIDE_BYTES
+    elements = rank_tokens(workload, layout) * workload.model.hidden / sequence_shards(layout)
+    return np.asarray(per_element * elements)
 
 
 def saved_of_kinds(workload: Workload, layout: Layout) -> tuple[tuple[Floats, Floats], ...]:
