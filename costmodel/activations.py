@@ -549,18 +549,22 @@ def _mixer_saved(workload: Workload, layout: Layout, narrow: float, linear_share
     saved = _attention_saved(workload, layout)
     if not linear_share:
         return saved
-    of_linear = _linear_attention_saved(workload.model, layout, narrow)
+    of_linear = _linear_attention_saved(workload, layout, narrow)
     return (1.0 - linear_share) * saved + linear_share * of_linear
 
 
-def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
+def _linear_attention_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
     """Bytes a token that one layer with linear attention keeps.
 
     Inputs and outputs of the convolution; queries and keys once for each head of values; the triangle of a
     chunk, step and decay of a head; output, gate, and the input of the last projection
     (megatron/core/ssm/gated_delta_net/gdn.py; fla/ops/gated_delta_rule/chunk.py, ctx.save_for_backward).
+    Where the norm is apart from the gate, what it returns waits for the gate's copy, and the convolution and
+    the decays read views of the first projection, which stays whole (megatron/core/ssm/gated_delta_net/
+    common.py, _apply_gated_norm and _prepare_input_for_gated_delta_rule; flash-linear-attention pull request
+    712).
     """
-    spec = model.linear_attention
+    spec = workload.model.linear_attention
     assert spec is not None
     if spec.type != "gated_delta_net":
         return uncut_saved_bytes(spec, narrow)
@@ -569,6 +573,8 @@ def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> 
     per_head = 2.0 * CHUNK + 8.0
     saved = 2.0 * 2.0 * convolved + 2.0 * copied + per_head * spec.value_heads
     saved += (2.0 + 2.0 + narrow) * spec.value_width
+    if "delta_norm" in memory_profile(workload.framework).separate_operators:
+        saved += 2.0 * (2.0 * spec.value_width + 2.0 * spec.value_heads)
     return saved / np.asarray(layout.tp)
 
 
