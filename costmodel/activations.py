@@ -393,7 +393,21 @@ def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
         module, _ = activation_bytes_per_layer(
             workload, layout, experts=blocks.experts > 0, blocks=blocks, attention=attention
         )
-    return SavedActivations(dense, main, module)
+    return SavedActivations(dense, main, module + _around_module(workload, layout))
+
+
+def _around_module(workload: Workload, layout: Layout) -> Floats:
+    """Bytes of one micro-batch that a prediction module keeps beside its blocks; 0 without modules.
+
+    Inputs of three norms (token embeddings, states that come in and go out), the 2 h that the joining product
+    reads, and the head's input (megatron-core 0.19.2, core/transformer/multi_token_prediction.py,
+    _concat_embeddings, _postprocess and process_mtp_loss).
+    """
+    if not workload.model.mtp_layers:
+        return 0.0
+    per_element = 3.0 * _WIDE_BYTES + 2.0 * _saved_input_bytes(workload) + _WIDE_BYTES
+    elements = rank_tokens(workload, layout) * workload.model.hidden / sequence_shards(layout)
+    return np.asarray(per_element * elements)
 
 
 def saved_of_kinds(workload: Workload, layout: Layout) -> tuple[tuple[Floats, Floats], ...]:
@@ -535,18 +549,22 @@ def _mixer_saved(workload: Workload, layout: Layout, narrow: float, linear_share
     saved = _attention_saved(workload, layout)
     if not linear_share:
         return saved
-    of_linear = _linear_attention_saved(workload.model, layout, narrow)
+    of_linear = _linear_attention_saved(workload, layout, narrow)
     return (1.0 - linear_share) * saved + linear_share * of_linear
 
 
-def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
+def _linear_attention_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
     """Bytes a token that one layer with linear attention keeps.
 
     Inputs and outputs of the convolution; queries and keys once for each head of values; the triangle of a
     chunk, step and decay of a head; output, gate, and the input of the last projection
     (megatron/core/ssm/gated_delta_net/gdn.py; fla/ops/gated_delta_rule/chunk.py, ctx.save_for_backward).
+    Where the norm is apart from the gate, what it returns waits for the gate's copy, and the convolution and
+    the decays read views of the first projection, which stays whole (megatron/core/ssm/gated_delta_net/
+    common.py, _apply_gated_norm and _prepare_input_for_gated_delta_rule; flash-linear-attention pull request
+    712).
     """
-    spec = model.linear_attention
+    spec = workload.model.linear_attention
     assert spec is not None
     if spec.type != "gated_delta_net":
         return uncut_saved_bytes(spec, narrow)
@@ -555,6 +573,8 @@ def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> 
     per_head = 2.0 * CHUNK + 8.0
     saved = 2.0 * 2.0 * convolved + 2.0 * copied + per_head * spec.value_heads
     saved += (2.0 + 2.0 + narrow) * spec.value_width
+    if "delta_norm" in memory_profile(workload.framework).separate_operators:
+        saved += 2.0 * (2.0 * spec.value_width + 2.0 * spec.value_heads)
     return saved / np.asarray(layout.tp)
 
 

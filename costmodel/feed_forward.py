@@ -42,6 +42,8 @@ from meshwright.costmodel.workload import (
     gathered_ranks,
     gathering_members,
     pass_bytes,
+    sends_routing,
+    sent_routing_bytes,
 )
 from meshwright.model_specs.adapters import LATENT_DOWN, LATENT_UP, expert_adapters
 
@@ -396,10 +398,13 @@ def _summed_bytes(c: Context, local: _Local) -> Floats:
 
 def _exchange_s(c: Context, tokens: Floats) -> Passes:
     """Dispatch and combine, forward and backward."""
+    gathered, members = tokens * gathered_ranks(c.layout), gathering_members(c.placement)
     if c.workload.moe_dispatch != GATHERS:
         once = _expert_all_to_all_s(c, tokens)
-        return Passes(once, once)
-    gathered, members = tokens * gathered_ranks(c.layout), gathering_members(c.placement)
+        if not sends_routing(c.workload):
+            return Passes(once, once)
+        _, of_token = sent_routing_bytes(c.workload, c.layout)
+        return Passes(once + ring_pass_s(gathered * of_token, members, c.links), once)
     seconds = (
         sum(
             (ring_pass_s(gathered * size, members, c.links) for size in sizes),
@@ -416,8 +421,10 @@ def _expert_all_to_all_s(c: Context, tokens: Floats) -> Floats:
     moe = model.moe
     assert moe is not None
     copies = routed_copies(c.workload, members[..., -1:] / members_inside(members), c.layout.ep)
-    sent = 2.0 * tokens * model.routed_width * c.workload.imbalance(c.layout.ep)
-    once = all_to_all_s(sent, members, dispatch_links(c), copies)
+    arrives = tokens * c.workload.imbalance(c.layout.ep)
+    sent = 2.0 * arrives * model.routed_width
+    beside, _ = sent_routing_bytes(c.workload, c.layout)
+    once = all_to_all_s(sent + arrives * beside, members, dispatch_links(c), copies)
     gathered = ring_pass_s(sent * moe.top_k * c.layout.etp, c.placement.etp, c.links)
     seconds: Floats = 2.0 * (once + gathered)
     return seconds

@@ -409,7 +409,8 @@ class MemoryProfile:
     keeps_unread_outputs: bool
     """Whether operator-level recomputation stores outputs that no backward pass reads."""
     separate_operators: tuple[str, ...]
-    """What keeps all that each of its PyTorch operators reads: of rotary, norm and gate."""
+    """What keeps all that each of its PyTorch operators reads: of rotary, norm, gate and delta_norm, the norm
+    behind a Gated DeltaNet."""
     sums_beside_gradients: bool
     """Whether fp32 sums of gradients lie beside the 16-bit gradients of a micro-batch."""
     keeps_stage_outputs: bool

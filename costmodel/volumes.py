@@ -32,6 +32,7 @@ from meshwright.costmodel.workload import (
     inside_and_between,
     one_ring,
     pass_bytes,
+    sent_routing_bytes,
     swapping_ranks,
 )
 from meshwright.model_specs.schema import ModelSpec
@@ -199,9 +200,9 @@ def expert_passes(work: RankWork) -> float:
 
 
 def gathered_bytes(c: Context, work: RankWork) -> float:
-    """Buffers that the all-gather dispatcher gathers or scatters in a step; 0 with other dispatchers.
+    """Buffers that the all-gather dispatcher gathers or scatters in a step, or HybridEP of the routing.
 
-    `workload.pass_bytes` has the bytes a token and their source.
+    `workload.pass_bytes` and `workload.sent_routing_bytes` have the bytes a token and their source.
 
     Parameters
     ----------
@@ -213,11 +214,13 @@ def gathered_bytes(c: Context, work: RankWork) -> float:
     Returns
     -------
     float
-        Bytes of the whole group's tokens, at least 0.
+        Bytes of the whole group's tokens, 0 with other dispatchers.
     """
-    if c.workload.model.moe is None or c.workload.moe_dispatch != GATHERS:
+    if c.workload.model.moe is None:
         return 0.0
-    forward, backward = (sum(passes) for passes in pass_bytes(c.workload))
+    forward, backward = float(np.asarray(sent_routing_bytes(c.workload, c.layout)[1])), 0.0
+    if c.workload.moe_dispatch == GATHERS:
+        forward, backward = (sum(passes) for passes in pass_bytes(c.workload))
     tokens = float(np.asarray(c.tokens / c.layout.tp * gathered_ranks(c.layout)))
     return tokens * (work.moe_layers * (forward + backward) + work.experts_again * forward)
 
@@ -243,6 +246,13 @@ def routed_bytes(c: Context, work: RankWork) -> float:
     imbalance = float(c.workload.imbalance(int(np.asarray(c.layout.ep))))
     narrowed = c.workload.model.routed_width / c.workload.model.hidden
     return work.activation_bytes * narrowed / int(np.asarray(c.layout.tp)) * imbalance
+
+
+def _routing_bytes(c: Context) -> float:
+    """What goes beside the tokens of `routed_bytes`, one copy of each."""
+    imbalance = float(c.workload.imbalance(int(np.asarray(c.layout.ep))))
+    beside, _ = sent_routing_bytes(c.workload, c.layout)
+    return float(np.asarray(c.tokens / c.layout.tp * beside)) * imbalance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -572,7 +582,8 @@ def _expert_bytes(c: Context, work: RankWork, blocks: int) -> tuple[float, float
     if int(np.asarray(c.layout.ep)) == 1:
         return 0.0, expert_tensor
     copies = routed_copies(c.workload, np.array([float(blocks)]), c.layout.ep)
-    return routed * float(np.max(copies)), expert_tensor
+    sent = routed + _routing_bytes(c) * expert_passes(work)
+    return sent * float(np.max(copies)), expert_tensor
 
 
 def _ring(volume: float, members: int) -> float:
@@ -727,9 +738,10 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
         passes = expert_passes(work)
         copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep), c.layout.ep)
         gathered = ring_bytes(routed * moe.top_k * int(np.asarray(c.layout.etp)), place.etp)
-        exchanged = all_to_all_bytes(routed, place.ep, copies)
+        exchanged = all_to_all_bytes(routed + _routing_bytes(c), place.ep, copies)
         changes = _rail_changes(exchanged, place.ep, dispatch_links(c))
-        sent["ep"] = (exchanged + changes) * passes
+        of_routing = ring_bytes(gathered_bytes(c, work), gathering_members(place))
+        sent["ep"] = (exchanged + changes) * passes + of_routing
         sent["etp"] = gathered * passes
     return sent
 

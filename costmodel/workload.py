@@ -697,6 +697,62 @@ def deduplicates(workload: Workload) -> bool:
     return workload.moe_dispatch not in ("alltoall", GATHERS)
 
 
+def sends_routing(workload: Workload) -> bool:
+    """Whether tokens take the probabilities of experts with them, as HybridEP's do.
+
+    DeepEP sends a token's k choices alone. Where it runs the two share a price, which is its own.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its dispatcher, framework and device.
+
+    Returns
+    -------
+    bool
+        True where tokens go once to a rank and HybridEP alone sends them so: on Blackwell superchips.
+    """
+    if not deduplicates(workload) or workload.moe_dispatch == "deepep":
+        return False
+    device, records = workload.cluster.device, framework_of_stack(workload.framework).dispatchers
+    able = [
+        name
+        for name in ("deepep", "hybridep")
+        if name in records and records[name].runs_on(device.architecture, device.name)
+    ]
+    return able == ["hybridep"]
+
+
+def sent_routing_bytes(workload: Workload, layout: Layout) -> tuple[Floats, Floats]:
+    """What HybridEP sends of the routing beside tokens; nothing with other dispatchers.
+
+    A token goes forward to the experts, and its gradient back from them, with a 32-bit probability for every
+    expert of the group's ranks in a domain; and all ranks gather a byte a token and expert, whether it goes
+    there, ahead of the pass forward (DeepEP, branch hybrid-ep at 94a9f8f, in csrc/hybrid_ep: FORWARD_DISPATCH
+    and BACKWARD_COMBINE of backend/hybrid_ep_backend.cuh, allgather_routing_map of executor/executor.cu).
+
+    Parameters
+    ----------
+    workload : Workload
+        Of a model with experts.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Bytes beside each copy of a token, of the mean of two transfers, one with and one without; bytes of a
+        token that are gathered once a pass forward.
+    """
+    moe = workload.model.moe
+    if moe is None or not sends_routing(workload):
+        return 0.0, 0.0
+    ranks = gathered_ranks(layout)
+    of_rank = moe.experts / np.asarray(layout.ep)
+    in_domain = np.minimum(ranks, max(workload.cluster.nvlink_domain, 1))
+    return 0.5 * PROBABILITY_BYTES * of_rank * in_domain, CHOICE_BYTES * of_rank * ranks
+
+
 def activates_in_products(workload: Workload) -> bool:
     """Whether grouped products of experts apply the activation function and cast what it returns.
 

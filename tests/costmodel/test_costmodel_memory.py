@@ -12,7 +12,7 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel import activations as activations_module
 from meshwright.costmodel import buffers as transients_module
 from meshwright.costmodel import states as states_module
-from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.activations import activation_bytes_per_layer, saved_activations
 from meshwright.costmodel.footprint import (
     GIB,
     peak_memory_gib,
@@ -293,6 +293,25 @@ def test_the_loss_of_an_mtp_module_keeps_its_softmax() -> None:
     work = replace(workload("deepseek-v3", seq_len=4096), gpus=8)
     parts = stage_memory_parts_gib(work, Layout(ep=8, dp=8), even(61, 1))
     assert parts["logits"][0] * GIB == pytest.approx((10 + 4) * 4096 * work.model.vocab)
+
+
+@pytest.mark.parametrize(("precision", "per_element"), [("bf16", 12), ("mxfp8", 10)])
+def test_an_mtp_module_keeps_what_joins_it_to_the_model(precision: str, per_element: int) -> None:
+    """Embeddings, states that come in and go out, 2 h that are projected, the head's input: once not counted.
+
+    In MXFP8 the projection reads 2 h of one byte.
+    """
+    work = replace(workload("deepseek-v3", seq_len=4096), gpus=8, precision=precision)
+    layout = Layout(tp=2, sequence_parallel=True, ep=8, dp=4)
+    saved = saved_activations(work, layout)
+    around = float(np.asarray(saved.module)) - float(np.asarray(saved.main[0]))
+    assert around == pytest.approx(per_element * 4096 * work.model.hidden / 2)
+    plain = replace(work, model=work.model.model_copy(update={"mtp_layers": 0}))
+    more = [
+        stage_memory_parts_gib(each, layout, even(61, 1))["activations"][0]
+        for each in (work, plain)
+    ]
+    assert (more[0] - more[1]) * GIB == pytest.approx(float(np.asarray(saved.module)))
 
 
 def test_usable_memory_leaves_the_reserve_free() -> None:

@@ -191,6 +191,8 @@ def test_memory_by_hand() -> None:
     assert mixed == pytest.approx(0.25 * full + 0.75 * linear)
     # Convolution in and out 8,192 each, copied queries and keys 8,192, triangle, gates, three of 4,096.
     kept = 2 * 2 * 8192 + 2 * 8192 + 32 * (2 * 64 + 8) + 3 * 2 * 4096
+    # Gates and 64 numbers of heads in the first projection, what the norm returns: not counted before.
+    kept += 2 * (4096 + 64) + 2 * 4096
     # Attention: queries and output 2,048 each, keys and values 256 each, log-sum-exp.
     attention = 2 * (2048 + 2 * 256 + 2048) + 4 * 16
     assert linear - full == pytest.approx(4096 * (kept - attention) / 2)

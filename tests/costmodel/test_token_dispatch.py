@@ -94,6 +94,56 @@ def test_traffic_by_hand() -> None:
     assert (groups.experts, groups.expert_tensor) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "dispatch", "beside", "gathered"),
+    [
+        # A probability for each of 8 experts one way of two, 1 byte each for the tokens of 7 other ranks.
+        ("gb200-nvl72", "hybridep", 2 * 8, 7 * 8),
+        ("gb200-nvl72", "deduplicated", 2 * 8, 7 * 8),
+        ("gb200-nvl72", "alltoall", 0, 0),
+        ("dgx-h100", "hybridep", 0, 0),
+        ("dgx-h100", "deepep", 0, 0),
+    ],
+)
+def test_hybridep_sends_the_routing_by_hand(
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: str,
+    dispatch: Dispatcher,
+    beside: float,
+    gathered: float,
+) -> None:
+    """A second a byte that a rank sends to another, or that passes it in a ring; DeepEP shares its price."""
+
+    def exchanged(volume: Floats, *_: object) -> Floats:
+        return np.asarray(volume, dtype=np.float64)
+
+    def passed(volume: Floats, members: np.ndarray[Any, Any], links: object) -> Floats:
+        out: Floats = np.asarray(volume) * (members[..., -1] - 1) / members[..., -1]
+        return out
+
+    work = workload(cluster=read_cluster(cluster), moe_dispatch=dispatch)
+    layout = Layout(dp=8, ep=8)
+    monkeypatch.setattr(experts, "all_to_all_s", exchanged)
+    monkeypatch.setattr(experts, "ring_pass_s", passed)
+    block = moe_mlp(context(work, layout))
+    both = 2 * 4096 * (2 * 4096 + beside)
+    assert float(np.asarray(block.forward["ep_comm"])) == pytest.approx(both + 4096 * gathered)
+    assert float(np.asarray(block.backward["ep_comm"])) == pytest.approx(both)
+
+
+def test_traffic_of_hybridep_by_hand() -> None:
+    """32 layers of four transfers, and the map of the routing once; each of 8 ranks hears of 7/8 of it."""
+    layout = Layout(dp=8, ep=8)
+    work = workload(cluster=read_cluster("gb200-nvl72"), gpus=8, moe_dispatch="hybridep")
+    place = nested_placement(work.cluster, layout)
+    groups = group_traffic(make_context(work, layout, place), ((32,),))
+    assert groups.expert_gathers == pytest.approx(32 * 7 * 4096 * 8)
+    plain = group_traffic(
+        make_context(replace(work, moe_dispatch="deepep"), layout, place), ((32,),)
+    )
+    assert groups.experts == pytest.approx(plain.experts * (2 * 4096 + 2 * 8) / (2 * 4096))
+
+
 def test_rings_share_the_links_of_a_node() -> None:
     layout, work = Layout(dp=16, ep=16), workload(model=wide(16))
     c = context(work, layout)
