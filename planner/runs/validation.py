@@ -94,8 +94,10 @@ def same_work(run: Run) -> tuple[object, ...]:
     work = run.workload
     model = work.model.model_dump_json(exclude={"source", "attention_note", "published_parameters"})
     cluster = work.cluster.model_dump_json(
-        exclude={"fabric": True, "assumed": True, "sources": True, "device": {"sources"}}
-    )
+        exclude={
+            "fabric": True, "assumed": True, "sources": True, "measured": True, "device": {"sources"}
+        }
+    )  # fmt: skip
     return model, cluster, work.gpus, work.seq_len, work.global_batch
 
 

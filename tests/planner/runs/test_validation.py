@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.cluster_specs.schema import MeasuredLevelSpec
 from meshwright.costmodel.layout import Recompute
 from meshwright.planner.runs.run_file import Measured, Run, UnreadRow, run_from_mapping
 from meshwright.planner.runs.validation import (
     Predict,
     Prediction,
     plan_regret,
+    same_work,
     score,
     summarise,
 )
@@ -283,6 +285,15 @@ def test_repeats_of_a_layout_count_by_their_mean() -> None:
     assert group.regret_pct == pytest.approx(100.0 * (10.0 / 9.5 - 1.0))
     releases = [replace(run(f"a{i}", 5.0 + i), framework_words=f"release {i}") for i in range(4)]
     assert score(releases, predicting({f"a{i}": 3.0 for i in range(4)})).regret == ()
+
+
+def test_what_was_measured_of_links_makes_no_other_machine() -> None:
+    first, second = run("a", 9.0), run("b", 9.0)
+    level = {"level": "fabric", "collective": "all_gather", "gpus": 16, "bus_gb_per_s": 20.0}
+    entry = MeasuredLevelSpec.model_validate(level | {"attained_fraction": 0.5})
+    cluster = second.workload.cluster.model_copy(update={"measured": (entry,)})
+    measured = replace(second, workload=replace(second.workload, cluster=cluster))
+    assert same_work(first) == same_work(measured)
 
 
 def test_rows_that_ran_out_of_memory_are_told_or_not() -> None:
