@@ -52,16 +52,16 @@ No constant belongs to a row, a model or a source.
 {time}
 
 ### Plan regret
-Rows that share model, cluster, GPUs, sequence length and global batch are a group, from four rows on, suspects left out. The regret of a group is the
-measured time of the row predicted fastest over the best measured time, minus 1. Rows with equal predictions, as one layout under
-several releases, count by the mean of their times, so that file order brings no luck; a row that could not be priced is never the fastest.
+Rows that share model, cluster, GPUs, sequence length and global batch are a group, from four rows on if these are of two settings or more, suspects left out.
+The regret of a group is the measured time of the settings predicted fastest over the best measured time, minus 1. Repeats of one setting, by several
+releases of a stack too, count by the mean of their times, as the fastest of them is luck; so do settings with equal predictions. What could not be priced is never the fastest.
 
 {regret}: ties leave that much. Measured steps scatter too: five runs of one layout
 (BLOOM-prequel-181B on 384 A100, tp 8, pp 6, micro-batch 4) took 114.0 to 121.5 s, 6.6 % apart.
 
 ### Regret of what measured pairs correct
 `--objective expected` multiplies prices by [what measured pairs say of the gains of settings](gains.md). Here all groups from three
-measured layouts on, with constants and corrections of which no source of the group was part:
+measured rows on, with constants and corrections of which no source of the group was part:
 
 {posterior}
 

@@ -67,7 +67,7 @@ MAY_CHANGE = frozenset(
 ) | {"tp_overlap", "framework"}
 """What two runs of a pair may differ in: those settings, and the release of one stack."""
 LEAST_LAYOUTS = 3
-"""Groups of so many measured layouts count."""
+"""Groups of so many measured rows count, if not all have the same settings."""
 
 
 NOISY = "nanotron_ultrascale_sample"

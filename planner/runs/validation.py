@@ -94,8 +94,10 @@ def same_work(run: Run) -> tuple[object, ...]:
     work = run.workload
     model = work.model.model_dump_json(exclude={"source", "attention_note", "published_parameters"})
     cluster = work.cluster.model_dump_json(
-        exclude={"fabric": True, "assumed": True, "sources": True, "device": {"sources"}}
-    )
+        exclude={
+            "fabric": True, "assumed": True, "sources": True, "measured": True, "device": {"sources"}
+        }
+    )  # fmt: skip
     return model, cluster, work.gpus, work.seq_len, work.global_batch
 
 
@@ -239,7 +241,8 @@ def gains_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 FAILED_ERROR_PCT = 100.0
 """A row that cannot be predicted counts with this error, so that failing never looks better than guessing."""
 REGRET_GROUP = 4
-"""Rows that share model, cluster, sequence length and global batch form a group from this many on."""
+"""Rows that share model, cluster, sequence length and global batch form a group from this many on, if not all
+have the same settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,12 +313,12 @@ class RegretGroup:
     chosen: str
     """The row predicted fastest; the first in file order among equals."""
     tied: int
-    """Rows with that same predicted time, the chosen one included."""
+    """Alternatives with that same predicted time, the chosen one included; rows of one setting are one."""
     fastest: str
     regret_pct: float
-    """Measured time of the chosen row, or the mean of the tied ones, over the best measured time, minus 1."""
+    """Measured time of the chosen alternative, or the mean of the tied ones, over the best one, minus 1."""
     least_pct: float
-    """The least regret among all sets of tied rows: no order of these predictions would do better."""
+    """The least regret among all sets of tied ones: no order of these predictions would do better."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -538,57 +541,94 @@ def _told_fit(row: ScoredRow) -> bool | None:
     return row.predicted.fit_probability > 0.5
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Alternative:
+    """The rows of a group that a plan could not choose between: repeats, and releases of one stack."""
+
+    run: Run
+    """The first in file order."""
+    rows: int
+    measured_s: float
+    predicted_s: float | None
+    """Means; None where no row has a prediction."""
+
+
 def plan_regret(
     rows: Sequence[ScoredRow], least_rows: int = REGRET_GROUP
 ) -> tuple[RegretGroup, ...]:
-    """Regret of every group of at least so many measured rows.
+    """Regret of every group of at least so many measured rows that offers a choice of settings.
 
-    A failed row is never ranked fastest; where every row of a group failed, the slowest counts as chosen.
+    Rows with the same settings count by the mean of their times: the fastest of several repeats is luck, and
+    which release they ran is not chosen. A failed row is never ranked fastest; where every row of a group
+    failed, the slowest counts as chosen.
     """
-    groups: defaultdict[tuple[object, ...], list[tuple[ScoredRow, Run, float]]] = defaultdict(list)
+    groups: defaultdict[tuple[object, ...], list[tuple[Run, float, float | None]]]
+    groups = defaultdict(list)
     for row in rows:
         measured_s = None if row.measured is None else row.measured.step_time_s
         if row.run is not None and measured_s is not None:
-            groups[same_work(row.run)].append((row, row.run, measured_s))
-    return tuple(_regret(group) for group in groups.values() if len(group) >= least_rows)
+            predicted_s = None if row.predicted is None else row.predicted.step_time_s
+            groups[same_work(row.run)].append((row.run, measured_s, predicted_s))
+    large = [_alternatives(group) for group in groups.values() if len(group) >= least_rows]
+    return tuple(_regret(group) for group in large if len(group) > 1)
 
 
-def _regret(group: Sequence[tuple[ScoredRow, Run, float]]) -> RegretGroup:
-    ranked = [
-        (row.predicted.step_time_s, row, measured_s)
-        for row, _, measured_s in group
-        if row.predicted
-    ]
-    fastest_row, run, fastest_s = min(group, key=lambda member: member[2])
+def _alternatives(rows: Sequence[tuple[Run, float, float | None]]) -> list[_Alternative]:
+    """Runs, measured and predicted times, by precision and settings; releases of a stack are no setting."""
+    alike: defaultdict[tuple[object, ...], list[tuple[Run, float, float | None]]]
+    alike = defaultdict(list)
+    for row in rows:
+        work = row[0].workload
+        settings = settings_of(row[0]) | {"framework": work.framework}
+        alike[(work.precision, *settings.values())].append(row)
+    found = []
+    for group in alike.values():
+        runs, measured, predicted = zip(*group, strict=True)
+        priced = [predicted_s for predicted_s in predicted if predicted_s is not None]
+        found.append(
+            _Alternative(
+                run=runs[0],
+                rows=len(group),
+                measured_s=float(np.mean(measured)),
+                predicted_s=float(np.mean(priced)) if priced else None,
+            )
+        )
+    return found
+
+
+def _regret(group: Sequence[_Alternative]) -> RegretGroup:
+    ranked = [(each.predicted_s, each) for each in group if each.predicted_s is not None]
+    fastest = min(group, key=lambda each: each.measured_s)
     if ranked:
-        predicted_s, chosen_row, _ = min(ranked, key=lambda member: member[0])
+        predicted_s, chosen = min(ranked, key=lambda member: member[0])
         tied_s = _tied_s(ranked, predicted_s)
-        least_s = min(float(np.mean(_tied_s(ranked, time_s))) for time_s, _, _ in ranked)
+        least_s = min(float(np.mean(_tied_s(ranked, time_s))) for time_s, _ in ranked)
     else:
-        chosen_row, _, slowest_s = max(group, key=lambda member: member[2])
-        tied_s = [slowest_s]
-        least_s = slowest_s
+        chosen = max(group, key=lambda each: each.measured_s)
+        tied_s = [chosen.measured_s]
+        least_s = chosen.measured_s
+    work = fastest.run.workload
     return RegretGroup(
-        model=run.workload.model.name,
-        device=run.workload.cluster.device.name,
-        gpus=run.workload.gpus,
-        seq_len=run.workload.seq_len,
-        global_batch=run.workload.global_batch,
-        rows=len(group),
-        chosen=chosen_row.id,
+        model=work.model.name,
+        device=work.cluster.device.name,
+        gpus=work.gpus,
+        seq_len=work.seq_len,
+        global_batch=work.global_batch,
+        rows=sum(each.rows for each in group),
+        chosen=chosen.run.id,
         tied=len(tied_s),
-        fastest=fastest_row.id,
+        fastest=fastest.run.id,
         # Rounding may take the mean of equal times below them.
-        regret_pct=max(100.0 * (float(np.mean(tied_s)) / fastest_s - 1.0), 0.0),
-        least_pct=max(100.0 * (least_s / fastest_s - 1.0), 0.0),
+        regret_pct=max(100.0 * (float(np.mean(tied_s)) / fastest.measured_s - 1.0), 0.0),
+        least_pct=max(100.0 * (least_s / fastest.measured_s - 1.0), 0.0),
     )
 
 
-def _tied_s(ranked: Sequence[tuple[float, ScoredRow, float]], predicted_s: float) -> list[float]:
-    """Measured times of the rows whose predicted time is this one."""
+def _tied_s(ranked: Sequence[tuple[float, _Alternative]], predicted_s: float) -> list[float]:
+    """Measured times of the alternatives whose predicted time is this one."""
     return [
-        measured_s
-        for time_s, _, measured_s in ranked
+        each.measured_s
+        for time_s, each in ranked
         if predicted_s / (1 + ROUNDING) <= time_s <= predicted_s * (1 + ROUNDING)
     ]
 
