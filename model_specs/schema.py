@@ -148,6 +148,9 @@ class ModelSpec(ClosedDocument):
     attention_note: str | None = Field(default=None, max_length=2000)
     left_out: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=200)
     """Fields of the file that was read, with their values, which nothing above holds: launches name them."""
+    stored_as: Annotated[str, Field(max_length=100)] | None = left_out_at(None)
+    """How the checkpoint of the file that was read keeps its matrices, where not in 16 or 32 bits: method and
+    bits of `quantization_config` (fp8, mxfp4, awq 4-bit, bitsandbytes 4-bit)."""
     mtp_layers: CountOrZero = 0
     """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more. They
     are trained, but not part of the totals that authors state."""
@@ -619,7 +622,7 @@ class ModelSpec(ClosedDocument):
 
 
 _ABOUT_THE_FILE = frozenset(
-    ("name", "attention_note", "published_parameters", "source", "left_out")
+    ("name", "attention_note", "published_parameters", "source", "left_out", "stored_as")
 )
 _ABOUT_ADAPTERS = frozenset(("linear_attention.own_gates",))
 """Fields that say how a network is cut into matrices, not what it computes."""

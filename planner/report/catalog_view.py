@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from meshwright.cluster_specs.reader import cluster_names, device_names, load_cluster, load_device
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.errors import check_choice
+from meshwright.model_specs.adapters import stored_weights_note
 from meshwright.model_specs.blocks import BLOCK_NAMES, repeated_part, runs
 from meshwright.model_specs.parameters import (
     active_parameter_count,
@@ -151,6 +152,7 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
     ]
     notes = {
         "note: ": model.attention_note,
+        "weights: ": None if model.stored_as is None else stored_weights_note(model.stored_as),
         "not read: ": ", ".join(model.left_out),
         "source: ": model.source,
     }

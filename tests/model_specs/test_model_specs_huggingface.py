@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwright.errors import InputError
+from meshwright.model_specs.adapters import stored_weights_note
 from meshwright.model_specs.config_fields import ConfigFields, Part, integer, only, read_fields
 from meshwright.model_specs.huggingface import model_from_huggingface
 from meshwright.model_specs.huggingface_families import FAMILIES
@@ -264,7 +265,7 @@ def test_wrong_encoders_are_refused_by_their_field(
     ],
 )
 def test_config_and_catalog_agree(fixture: str, name: str) -> None:
-    apart = {"name", "source", "published_parameters", "head_dim", "left_out"}
+    apart = {"name", "source", "published_parameters", "head_dim", "left_out", "stored_as"}
     read_here = read(config(fixture))
     if fixture == "llama-3.1-8b":
         assert read_here.rope == load_catalog_model("llama-3.1-405b").rope
@@ -1087,6 +1088,85 @@ def test_endless_nesting_of_text_parts_is_refused() -> None:
         data = {"text_config": data}
     with pytest.raises(InputError, match="nested more than"):
         read(data)
+
+
+def quantised(**fields: object) -> dict[str, object]:
+    llama = json.loads((CONFIGS / "llama-3.1-8b.json").read_text(encoding="utf-8"))
+    return {**llama, "quantization_config": fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "stored", "note"),
+    [
+        ({"quant_method": "fp8", "fmt": "e4m3"}, "fp8", "FineGrainedFP8Config(dequantize=True)"),
+        ({"quant_method": "mxfp4"}, "mxfp4", "load it with Mxfp4Config(dequantize=True)"),
+        (
+            {"quant_method": "awq", "bits": 4},
+            "awq 4-bit",
+            "start from the model's checkpoint of 16",
+        ),
+        ({"quant_algo": "NVFP4"}, "modelopt NVFP4", "start from the model's checkpoint of 16 bits"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_8bit": True},
+            "bitsandbytes 8-bit",
+            "so does --train lora-8bit",
+        ),
+        (
+            {
+                "quant_method": "bitsandbytes",
+                "load_in_4bit": True,
+                "bnb_4bit_use_double_quant": True,
+            },
+            "bitsandbytes 4-bit",
+            "so does --train qlora",
+        ),
+        (
+            {"quant_method": "bitsandbytes", "_load_in_4bit": True},
+            "bitsandbytes 4-bit without double quantisation",
+            "so does --train qlora",
+        ),
+    ],
+)
+def test_weights_of_few_bits_are_said_and_change_no_count(
+    fields: dict[str, object], stored: str, note: str
+) -> None:
+    model = model_from_huggingface(quantised(**fields), "config.json")
+    assert model.stored_as == stored
+    assert note in str(stored_weights_note(stored))
+    assert parameter_count(model) == PUBLISHED["llama-3.1-8b"]
+
+
+def test_weights_that_training_keeps_need_no_note() -> None:
+    assert stored_weights_note("bitsandbytes 4-bit", 4) is None
+    assert stored_weights_note("bitsandbytes 8-bit", 8) is None
+    single = stored_weights_note("bitsandbytes 4-bit without double quantisation", 4)
+    assert "scales of 32 bits" in str(single)
+    anew = str(stored_weights_note("fp8", 4))
+    assert anew.endswith("(dequantize=True) and save it first")
+    assert "this plan at 16 bits" in str(stored_weights_note("bitsandbytes 8-bit", 16))
+
+
+def test_a_text_part_says_how_its_weights_are_stored() -> None:
+    inner = {**quantised(quant_method="compressed-tensors"), "model_type": "llama"}
+    model = model_from_huggingface({"model_type": "llava", "text_config": inner}, "config.json")
+    assert model.stored_as == "compressed-tensors"
+    assert model_from_huggingface(quantised(), "config.json").stored_as is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"quant_method": "bitnet"}, "quantization_config.quant_method: layers of ternary weights"),
+        ({"bits": 4}, "quantization_config.quant_method: must name how the checkpoint keeps"),
+        ({"quant_method": "gptq", "bits": "4"}, "quantization_config.bits: must be an integer"),
+    ],
+)
+def test_weights_that_cannot_be_trained_are_refused_by_their_field(
+    fields: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        model_from_huggingface(quantised(**fields), "config.json")
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [{"word_embed_proj_dim": 512}, {"do_layer_norm_before": False}])
