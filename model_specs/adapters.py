@@ -128,6 +128,7 @@ NO_MATRIX = "none"
 """In place of the matrices of disabled adapters."""
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_HEAD_GATES = "g_proj"
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 _FUSED = ("qkv_proj", "gate_up_proj")
 """One matrix, and so one adapter, in place of two or three."""
@@ -150,6 +151,7 @@ _PARTS = {"qkv_proj": _ATTENTION[:3], "gate_up_proj": _FEED_FORWARD[:2]}
 TARGETS = (
     ALL_LINEAR,
     *_ATTENTION,
+    _HEAD_GATES,
     *_LATENT,
     *_INDEXER,
     *_FUSED,
@@ -324,6 +326,8 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
         apart = [
             Matrix(name, hidden, width) for name, width in zip(_ATTENTION[:3], widths, strict=False)
         ]
+        if model.attention_head_gates:
+            apart.append(Matrix(_HEAD_GATES, hidden, model.heads))
         return Matrix("qkv_proj", hidden, sum(widths)), *apart, output
     keys_and_values = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     down = Matrix("kv_a_proj_with_mqa", hidden, mla.kv_lora_rank + mla.qk_rope_head_dim)
@@ -622,10 +626,13 @@ def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> Adapter
 
 
 def _converts_experts(model: ModelSpec) -> bool:
-    """Whether PEFT knows the model's experts: not those of gpt-oss and Gemma 4, nor beside Mamba."""
+    """Whether PEFT knows the model's experts: not those of gpt-oss, Gemma 4, A.X K1, MiMo-V2, Step 3.5 and
+    Laguna, nor beside Mamba."""
     if model.moe is None or model.state_space is not None:
         return False
-    return not (model.moe.expert_bias or model.moe.router_scales)
+    if model.value_head_dim is not None or model.attention_head_gates:
+        return False
+    return not (model.moe.expert_bias or model.moe.router_scales or model.moe.output_norm)
 
 
 def expert_adapters(model: ModelSpec, adapters: AdapterSpec) -> tuple[tuple[int, int, int], ...]:

@@ -193,7 +193,7 @@ _SPARSE = (
 
 _UNLIKE_WIDTHS = (
     "layers whose attention differs in heads or widths by their kind are not supported in this family: only "
-    "those of gemma4 can be priced"
+    "those of gemma4, mimo_v2_flash, step3p5 and laguna can be priced"
 )
 
 REFUSING_FIELDS = {
@@ -204,8 +204,8 @@ REFUSING_FIELDS = {
     "num_sliding_attention_heads": _UNLIKE_WIDTHS,
     "attention_other_setting": _UNLIKE_WIDTHS,
     "num_attention_heads_per_layer": _UNLIKE_WIDTHS,
-    "attention_value_scale": "values of another width than keys outside latent attention (MiMo-V2) are not "
-    "supported",
+    "attention_value_scale": "values of another width than keys outside latent attention are not supported "
+    "in this family: only those of mimo_v2_flash can be priced",
     "compress_ratios": "attention to compressed keys and values (DeepSeek-V4) is not supported",
     "sparse_attention_config": "attention to chosen blocks of positions (MiniMax-M3) is not supported",
     "block_configs": "layers that each have widths of their own (Nemotron from architecture search) are not "
@@ -461,6 +461,7 @@ _NESTED_DEFAULTS = {
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "mistral3": "mistral",
     "kimi_k25": "kimi_k2",
+    "step3p7": "step3p5",
 }
 """`model_type` of a text part that does not say, by that of its wrapper."""
 

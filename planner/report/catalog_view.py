@@ -229,12 +229,20 @@ def _attention(model: ModelSpec) -> str:
         return "none"
     if model.attention is None:
         words = f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
+        if model.value_head_dim is not None:
+            words += f", values of {model.v_head_dim}"
+        if model.attention_head_gates:
+            words += ", a gate on each"
         if model.values_are_keys:
             words += " whose keys are the values"
         if model.window_heads is None:
             return words
         windowed = model.in_windows
-        return f"{words}; under the window of {windowed.qk_head_dim}, {windowed.kv_heads} key-value heads"
+        width = f"{windowed.heads} of {windowed.qk_head_dim}"
+        if windowed.heads == model.heads:
+            width = f"of {windowed.qk_head_dim}"
+        sinks = ", with sinks" if windowed.attention_sinks > model.attention_sinks else ""
+        return f"{words}; under the window {width}, {windowed.kv_heads} key-value heads{sinks}"
     query = model.attention.q_lora_rank or "none"
     ranks = f"query {query}, key-value {model.attention.kv_lora_rank}"
     words = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"

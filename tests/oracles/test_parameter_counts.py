@@ -51,7 +51,9 @@ UNKNOWN_TO_BRIDGE = (
     "Helium",
     "HyperCLOVAX",
     "IQuestCoder",
+    "AXK1",
     "Jais2",
+    "Laguna",
     "Lfm2",
     "Mellum",
     "MiniCPM3",
@@ -184,7 +186,7 @@ WITH_CODE = {
 transformers 5.23)."""
 NOT_ALONE = WITH_CODE | {
     "glm-4.1v-9b", "glm-4.5v", "glm-ocr", "granite-4-vision", "granite-docling", "hunyuan-vl", "mistral-4",
-    "qwen2.5-omni-7b", "qwen3-omni-30b-a3b",
+    "qwen2.5-omni-7b", "qwen3-omni-30b-a3b", "step-3.7-flash",
 }  # fmt: skip
 """And models whose text part transformers builds inside that of a multimodal one alone."""
 

@@ -137,7 +137,7 @@ def test_a_batch_given_in_tokens_is_doubted() -> None:
 
 
 def test_a_checkpoint_of_few_bits_is_said_where_training_holds_others() -> None:
-    asked = request()
+    asked = request(framework="fsdp2")
     narrow = asked.model.model_copy(update={"stored_as": "bitsandbytes 4-bit"})
     words = "keeps its weights as bitsandbytes 4-bit, this plan at 16 bits: call dequantize()"
     for adapters, expected in ((None, 1), (AdapterSpec(), 1), (AdapterSpec(method="qlora"), 0)):
