@@ -232,6 +232,7 @@ REFUSING_FIELDS = {
     "patch_size": _VISION,
 }
 """Fields of families that are not read, and what each says of the model."""
+_INSTEAD = "a model YAML with layers that `meshwright schema model` lists plans the nearest model that has a price"
 
 _YAML_FIELDS = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -274,7 +275,8 @@ def refusal(
     """
     for field, reason in REFUSING_FIELDS.items():
         if data.get(field) is not None:
-            return InputError(reason, where=f"{where}: {prefix}{field}", value=data[field])
+            what = f"{reason}; {_INSTEAD}"
+            return InputError(what, where=f"{where}: {prefix}{field}", value=data[field])
     unsupported = InputError(
         "this model family is not supported",
         where=f"{where}: {prefix}model_type",

@@ -1108,11 +1108,17 @@ def _axk1_experts(config: ConfigFields) -> Fields:
 _AXK1: tuple[Part, ...] = (DECODER, _DEEPSEEK, _axk1_experts, _NEXT_TOKENS)
 
 
+_EVERY_INDEXER = (
+    "an indexer in every layer; without index_topk_freq and indexer_types (GLM-5.2) the file is that of the "
+    "model with one in each, which takes somewhat more"
+)
+
+
 def _indexer(config: ConfigFields) -> Fields:
     """DeepSeek-V3.2, and GLM-5 where every layer has an indexer of its own: positions chosen by one."""
     shared = [kind for kind in config.entries("indexer_types") if kind != "full"]
     if shared:
-        what = "only full is supported: an indexer in every layer"
+        what = f"only full is supported: {_EVERY_INDEXER}"
         raise config.fail("indexer_types", what, shared[0])
     indexer = {
         "heads": integer("index_n_heads", 64),
@@ -1142,7 +1148,7 @@ def _indexer_everywhere(config: ConfigFields) -> Fields:
 
 
 _DEEPSEEK_V32: tuple[Part, ...] = (
-    only("index_topk_freq", 1, "only 1 is supported: an indexer in every layer", shows_value=False),
+    only("index_topk_freq", 1, f"only 1 is supported: {_EVERY_INDEXER}"),
     _indexer_everywhere,
     _indexer,
 )
@@ -2401,6 +2407,70 @@ _LAGUNA_REFUSALS: tuple[Part, ...] = (
 )
 
 
+# Flint and Kolibri 1: Qwen3's attention, which knows positions under windows alone, and experts by a sigmoid
+# (transformers 5.23, models/flint and kolibri1, modular_*.py).
+
+
+def _rope_under_windows(is_full: Callable[[int, int], bool]) -> Part:
+    """A window of 513 positions over the layers that the file lists, or all but those of `is_full`."""
+
+    def read(config: ConfigFields) -> Fields:
+        layers = config.layers()
+        full = [is_full(layer, layers) for layer in range(layers)]
+        order = _listed_windows(config, window_length(config, 513), full, "sliding_window")
+        return order | {"rope_in_windows_alone": bool(order)}
+
+    return read
+
+
+def _flint_experts(config: ConfigFields) -> Fields:
+    listed = config.entries("mlp_only_layers")
+    dense = len(listed) if config.has("mlp_only_layers") else 2
+    if listed != list(range(dense))[: len(listed)] or config.count("decoder_sparse_step", 1) != 1:
+        raise config.fail("mlp_only_layers", "must list the first layers", listed)
+    return (
+        {"moe": _sigmoid_moe(config, 256, {"dense_layers": dense})}
+        if dense < config.layers()
+        else {}
+    )
+
+
+def _sigmoid_moe(config: ConfigFields, experts: int, more: Fields) -> Fields:
+    """Routed experts of a width of their own beside one that every token takes."""
+    record: Record = {
+        **routed_experts("num_experts", experts, 6, "moe_intermediate_size"),
+        "shared_experts": 1,
+        "shared_ffn_hidden": integer("shared_expert_intermediate_size"),
+        "router_score": "sigmoid",
+    }
+    return read_fields(config, record) | more
+
+
+def _kolibri_experts(config: ConfigFields) -> Fields:
+    normalized = config.flag("norm_topk_prob", False)
+    more: Fields = {"router_bias": True, "router_normalized": normalized}
+    return {"moe": _sigmoid_moe(config, 384, more)}
+
+
+_FLINT: Record = {**_QWEN3, "attention_sinks": True}
+_KOLIBRI: Record = {
+    **{name: value for name, value in _QWEN3.items() if name not in BIASES},
+    "ffn_hidden": 0,
+    "norms_per_layer": 4,
+}
+_FLINT_PARTS: tuple[Part, ...] = (
+    only("norm_topk_prob", True, "only true is supported: weights of experts that add up to 1"),
+    _FLINT,
+    _rope_under_windows(lambda layer, layers: layer < 2 or layer % 4 == 1 or layer == layers - 1),
+    _flint_experts,
+)
+_KOLIBRI_PARTS: tuple[Part, ...] = (
+    _KOLIBRI,
+    _rope_under_windows(lambda layer, layers: (layer + 1) % 5 == 0),
+    _kolibri_experts,
+)
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of models that can be read."""
@@ -2465,6 +2535,8 @@ FAMILIES: dict[str, Family] = {
         "MiMoV2FlashForCausalLM", (*_MIMO_V2_REFUSALS, _MIMO_V2, _mimo_v2, _mimo_v2_experts)
     ),
     "step3p5": Family("Step3p5ForCausalLM", (*_STEP_REFUSALS, _STEP, _step_lists, _step_experts)),
+    "flint": Family("FlintForCausalLM", _FLINT_PARTS),
+    "kolibri1": Family("Kolibri1ForCausalLM", _KOLIBRI_PARTS),
     "laguna": Family("LagunaForCausalLM", (*_LAGUNA_REFUSALS, _LAGUNA, _laguna, _laguna_experts)),
     "kimi_linear": Family("KimiLinearForCausalLM", _KIMI_LINEAR),
     "minimax": Family("MiniMaxForCausalLM", _MINIMAX_01),

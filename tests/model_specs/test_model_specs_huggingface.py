@@ -36,6 +36,8 @@ CONFIGS = DATA / "hf_configs"
 # parameters of the model that transformers 5.23 builds of the file on the meta device, with the routers'
 # balance biases, which it holds as buffers; without multi-token prediction.
 PUBLISHED = {
+    "flint-40b-a3b": 39_785_287_456,  # built
+    "kolibri-1-78b-a4b": 78_103_074_560,  # built
     "mimo-v2-flash": 308_778_780_864,  # built; 309B on the model card
     "step-3.7-flash": 196_956_130_368,  # built, text part; 196B on the card of Step 3.5 Flash
     "a.x-k1-519b": 518_983_063_808,  # built; 519B on the model card
@@ -912,6 +914,24 @@ def test_mimo_has_narrower_values_and_sinks_under_its_window_alone() -> None:
     silent = {"hybrid_layer_pattern", "moe_layer_freq", "swa_num_key_value_heads"}
     rest = {key: value for key, value in config("mimo-v2-flash").items() if key not in silent}
     assert parameter_count(read(rest)) == parameter_count(published)
+
+
+def test_flint_and_kolibri_know_positions_under_windows_alone() -> None:
+    flint, kolibri = read(config("flint-40b-a3b")), read(config("kolibri-1-78b-a4b"))
+    silent = {"layer_types", "mlp_only_layers", "sliding_window", "norm_topk_prob"}
+    for name, published in (("flint-40b-a3b", flint), ("kolibri-1-78b-a4b", kolibri)):
+        rest = {key: value for key, value in config(name).items() if key not in silent}
+        assert read(rest).model_dump() == published.model_dump()
+        assert published.rope_in_windows_alone
+        assert published.sliding_window == 513
+    assert flint.attention_order == "FF" + "WWWF" * 11 + "WWF"
+    assert (flint.attention_sinks, kolibri.norms_per_layer) == (True, 4)
+    assert flint.moe is not None
+    assert kolibri.moe is not None
+    assert (flint.moe.dense_layers, flint.moe.router_bias) == (2, False)
+    assert (kolibri.moe.router_bias, kolibri.moe.router_normalized) == (True, False)
+    with pytest.raises(InputError, match="mlp_only_layers: must list the first layers"):
+        read(config("flint-40b-a3b") | {"mlp_only_layers": [0, 2]})
 
 
 def test_step_has_more_heads_under_its_window_and_a_gate_on_each() -> None:
