@@ -452,6 +452,8 @@ def foreign_parts(model: ModelSpec) -> list[str]:
         "parallel blocks": model.parallel_block,
         "biases": model.attention_bias or model.attention_output_bias or model.mlp_bias,
         "attention sinks": model.attention_sinks,
+        "values of another width than keys": model.value_head_dim is not None,
+        "gates on heads": model.attention_head_gates,
         "latent attention of these sizes": model.attention is not None,
         "a bias on the logits": model.output_bias,
         "multi-token prediction": model.mtp_layers > 0,
@@ -459,6 +461,7 @@ def foreign_parts(model: ModelSpec) -> list[str]:
     if moe is not None:
         parts |= {
             "shared experts": moe.shared_width > 0,
+            "a norm behind the experts": moe.output_norm,
             "dense layers beside those with experts": moe.dense_layers > 0 or moe.every > 1,
             "router or expert biases": moe.router_bias or moe.expert_bias,
             "router groups": (moe.router_groups or 1) > 1,
@@ -795,9 +798,12 @@ def no_window_heads(framework: Framework) -> Rule:
 
     def broken(workload: Workload) -> list[str]:
         heads = workload.model.window_heads
-        words = "{} layers with a window and {} key-value heads of {} (window_heads)"
-        layers = workload.model.windowed_layers
-        return [] if heads is None else [words.format(layers, heads.kv_heads, heads.head_dim)]
+        words = "{} layers with a window and {} heads, {} key-value heads of {} (window_heads)"
+        model = workload.model
+        layers, of_each = model.windowed_layers, model.in_windows.heads
+        if heads is None:
+            return []
+        return [words.format(layers, of_each, heads.kv_heads, heads.head_dim)]
 
     having = [each.name for each in RECORDS if each.window_heads is not None]
     says = "Plans are of models whose layers all have the same heads, under a window or not"

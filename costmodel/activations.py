@@ -636,6 +636,7 @@ def _attention_saved(workload: Workload, layout: Layout) -> Floats:
     projected = np.where(mask & int(Recompute.OPERATORS), query + values, every_output)
     # The gate, and its product with the output, which the last projection reads.
     gated = (query + output) * model.attention_output_gate
+    gated = gated + 2.0 * heads * (1.0 + model.v_head_dim) * model.attention_head_gates
     return projected + output + scores + gated
 
 

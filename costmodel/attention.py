@@ -44,6 +44,10 @@ _ODD_HEAD_FACTOR = 5.0
 _GATE_BYTES = (6.0, 10.0)
 """An element of the output's gate: gate and output read, product written; backward three read, two written
 (megatron/core/transformer/attention.py, _apply_output_gate)."""
+_HEAD_GATE_BYTES = (4.0, 12.0)
+"""An element of the output under gates of one number a head: output read, product written; backward the
+gradient read and that of the output written, then both read, their product written and read for the sum over
+a head (transformers 5.23, models/laguna/modeling_laguna.py, LagunaAttention, and autograd)."""
 _UNDER_A_MASK = 2.0
 """Scores that a kernel computes which computes all, over those of causal attention."""
 _QUERY_BLOCK = 256.0
@@ -60,6 +64,8 @@ class _Widths(NamedTuple):
     """The keys among `key_value`."""
     gate: Floats
     """Of the gate on the output; 0 without."""
+    head_gates: Floats
+    """Of gates that are one number for each head; 0 without."""
     projected: Floats
     """Of the projections in front of attention together."""
 
@@ -129,13 +135,15 @@ def _widths(c: Context) -> _Widths:
         key_value = np.maximum(model.kv_heads / tp, 1.0) * both
     query, keys = heads * model.qk_head_dim, key_value * model.qk_head_dim / both
     gate = query * model.attention_output_gate
+    head_gates = heads * model.attention_head_gates
     return _Widths(
         query=query,
         key_value=key_value,
         output=heads * model.v_head_dim,
         keys=keys,
         gate=gate,
-        projected=query + (keys if model.values_are_keys else key_value) + gate,
+        head_gates=head_gates,
+        projected=query + (keys if model.values_are_keys else key_value) + gate + head_gates,
     )
 
 
@@ -148,6 +156,8 @@ def _projections(c: Context, widths: _Widths) -> _Projections:
     projected = {"q_proj": widths.query + widths.gate, "k_proj": widths.keys}
     if not c.workload.model.values_are_keys:
         projected["v_proj"] = widths.key_value - widths.keys
+    if c.workload.model.attention_head_gates:
+        projected["g_proj"] = widths.head_gates
     inputs = linear(c, c.tokens, widths.projected, hidden, projected)
     return _Projections(inputs, output, 0.0 * inputs.forward)
 
@@ -212,13 +222,24 @@ def _inner_bytes(c: Context, widths: _Widths) -> Passes:
     """Bytes that rotary embeddings, the norms of queries, keys or latents, and the output's gate move."""
     rotary, normed = _rotary_elements(c, widths), _normed_elements(c, widths)
     turned = (widths.query + widths.keys) * turns_stepwise(c.workload)
+    gated = widths.output * c.workload.model.attention_head_gates
     of_each = zip(
-        c.element_bytes.rotary, c.element_bytes.norm, _GATE_BYTES, _STEPWISE_ROTARY, strict=True
+        (*zip(c.element_bytes.rotary, c.element_bytes.norm, strict=True),),
+        zip(_GATE_BYTES, _HEAD_GATE_BYTES, strict=True),
+        _STEPWISE_ROTARY,
+        strict=True,
     )
     return Passes(
         *(
-            c.tokens * (turn * rotary + norm * normed + gate * widths.gate + more * turned)
-            for turn, norm, gate, more in of_each
+            c.tokens
+            * (
+                turn * rotary
+                + norm * normed
+                + gate * widths.gate
+                + per_head * gated
+                + more * turned
+            )
+            for (turn, norm), (gate, per_head), more in of_each
         )
     )
 

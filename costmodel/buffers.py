@@ -589,7 +589,7 @@ def _layer_at_work(
     stack = stack_constants(workload)
     if not stack.flash_attention:
         per_score = _SCORE_GRADIENT_BYTES if stack.fused_softmax else _PLAIN_SCORE_GRADIENT_BYTES
-        scores = per_score * model.heads / tp * workload.seq_len
+        scores = per_score * model.most_heads / tp * workload.seq_len
         per_token = np.maximum(per_token, scores)
     if stack.memory_efficient:
         per_token = np.maximum(per_token, _memory_efficient_at_work(model) / tp)
@@ -735,7 +735,7 @@ def _stranded_scores(workload: Workload, layout: Layout) -> Floats:
     if stack.flash_attention:
         return 0.0
     tokens = rank_tokens(workload, layout)
-    scores = tokens * workload.model.heads / tp * workload.seq_len
+    scores = tokens * workload.model.most_heads / tp * workload.seq_len
     logits = tokens * workload.model.vocab / (1 if stack.whole_logits else tp)
     per_score = _SCORE_FORWARD_BYTES if stack.fused_softmax else _PLAIN_SCORE_FORWARD_BYTES
     return np.where(scores < logits, per_score * scores, 0.0)

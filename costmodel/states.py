@@ -32,6 +32,7 @@ from meshwright.model_specs.parameters import (
     encoder_end_parameters,
     encoder_layers,
     expert_parameters,
+    experts_norm_parameters,
     latent_parameters,
     linear_attention_parameters,
     mamba_parameters,
@@ -155,10 +156,10 @@ def _pattern_layer(
 
 
 def _whole_beside_experts(model: ModelSpec) -> int:
-    """The router, and the projections around routed experts: TELinear in the mode "duplicated" of Megatron
-    (megatron/core/transformer/moe/moe_layer.py, fc1_latent_proj), and outside the plan of transformers
-    (models/nemotron_h/configuration_nemotron_h.py, base_model_tp_plan)."""
-    return router_parameters(model) + latent_parameters(model)
+    """The router, a norm behind the experts, and the projections around routed ones: TELinear in the mode
+    "duplicated" of Megatron (megatron/core/transformer/moe/moe_layer.py, fc1_latent_proj), and outside the
+    plan of transformers (models/nemotron_h/configuration_nemotron_h.py, base_model_tp_plan)."""
+    return router_parameters(model) + experts_norm_parameters(model) + latent_parameters(model)
 
 
 def rank_parameters(

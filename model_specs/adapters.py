@@ -72,6 +72,53 @@ def adapter_method(base_bits: int, *, decomposed: bool = False) -> AdapterMethod
     return next(word for word, traits in _TRAITS.items() if traits == (base_bits, decomposed))
 
 
+NF4, SINGLE_SCALES = "bitsandbytes 4-bit", " without double quantisation"
+_INT8 = "bitsandbytes 8-bit"
+_DEQUANTISED = {
+    "fp8": "load it with FineGrainedFP8Config(dequantize=True)",
+    "mxfp8": "load it with FineGrainedFP8Config(dequantize=True)",
+    "mxfp4": "load it with Mxfp4Config(dequantize=True)",
+    "compressed-tensors": "load it with CompressedTensorsConfig(dequantize=True)",
+    "bitsandbytes": "call dequantize() of the loaded model",
+}
+"""How transformers 5.23 makes 16 bits of them, by method: utils/quantization_config.py, modeling_utils.py."""
+
+
+def stored_weights_note(stored: str, base_bits: int | None = None) -> str | None:
+    """What it means for training that a checkpoint keeps its weights in few bits.
+
+    Parameters
+    ----------
+    stored : str
+        `ModelSpec.stored_as`.
+    base_bits : int or None
+        Of a weight in training: 16, or 8 and 4 where it is frozen; None where that is not yet asked.
+
+    Returns
+    -------
+    str or None
+        One line, without a full stop; None where training holds what the checkpoint keeps.
+    """
+    keeps = f"the checkpoint keeps its weights as {stored}"
+    keeping, bits = ("lora-8bit", 8) if stored == _INT8 else ("qlora", 4)
+    if stored == _INT8 or stored.startswith(NF4):
+        if base_bits == bits:
+            priced = (
+                f"{keeps}, with scales of 32 bits: those of a plan are quantised once more, to 8"
+            )
+            return priced if stored.endswith(SINGLE_SCALES) else None
+        if base_bits is None:
+            return f"{keeps}, and so does --train {keeping}; other training dequantises them"
+    holding = "training" if base_bits is None else "this plan"
+    width = f"{base_bits} bits of bitsandbytes" if base_bits in (4, 8) else "16 bits"
+    way = _DEQUANTISED.get(stored.split(maxsplit=1)[0])
+    if way is None:
+        return f"{keeps}, {holding} at {width}: start from the model's checkpoint of 16 bits"
+    return (
+        f"{keeps}, {holding} at {width}: {way}{' and save it first' if base_bits in (4, 8) else ''}"
+    )
+
+
 ALL_LINEAR = "all-linear"
 """Every matrix of a layer; the framework says which these are (`resolved`)."""
 EXPERTS = "experts"
@@ -81,6 +128,7 @@ NO_MATRIX = "none"
 """In place of the matrices of disabled adapters."""
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_HEAD_GATES = "g_proj"
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 _FUSED = ("qkv_proj", "gate_up_proj")
 """One matrix, and so one adapter, in place of two or three."""
@@ -103,6 +151,7 @@ _PARTS = {"qkv_proj": _ATTENTION[:3], "gate_up_proj": _FEED_FORWARD[:2]}
 TARGETS = (
     ALL_LINEAR,
     *_ATTENTION,
+    _HEAD_GATES,
     *_LATENT,
     *_INDEXER,
     *_FUSED,
@@ -277,6 +326,8 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
         apart = [
             Matrix(name, hidden, width) for name, width in zip(_ATTENTION[:3], widths, strict=False)
         ]
+        if model.attention_head_gates:
+            apart.append(Matrix(_HEAD_GATES, hidden, model.heads))
         return Matrix("qkv_proj", hidden, sum(widths)), *apart, output
     keys_and_values = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     down = Matrix("kv_a_proj_with_mqa", hidden, mla.kv_lora_rank + mla.qk_rope_head_dim)
@@ -575,10 +626,13 @@ def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> Adapter
 
 
 def _converts_experts(model: ModelSpec) -> bool:
-    """Whether PEFT knows the model's experts: not those of gpt-oss and Gemma 4, nor beside Mamba."""
+    """Whether PEFT knows the model's experts: not those of gpt-oss, Gemma 4, A.X K1, MiMo-V2, Step 3.5 and
+    Laguna, nor beside Mamba."""
     if model.moe is None or model.state_space is not None:
         return False
-    return not (model.moe.expert_bias or model.moe.router_scales)
+    if model.value_head_dim is not None or model.attention_head_gates:
+        return False
+    return not (model.moe.expert_bias or model.moe.router_scales or model.moe.output_norm)
 
 
 def expert_adapters(model: ModelSpec, adapters: AdapterSpec) -> tuple[tuple[int, int, int], ...]:

@@ -50,8 +50,12 @@ class MlaSpec(ClosedDocument):
 class WindowHeadsSpec(ClosedDocument):
     """Heads of layers with a window, where they are others than those of full attention (Gemma 4)."""
 
+    heads: Count | None = left_out_at(None)
+    """Query heads; as many as in full when absent (Step 3.5: 96 beside 64)."""
     kv_heads: Count
     head_dim: Count
+    sinks: Flag = left_out_at(False)
+    """One learned sink logit per head, which layers in full have none of (MiMo-V2)."""
 
 
 LinearKind = Literal["gated_delta_net", "kda", "lightning", "short_conv"]
@@ -192,6 +196,8 @@ class MoeSpec(ClosedDocument):
     other the weight of each chosen expert (Gemma 4)."""
     router_scales_inputs: Flag = False
     """The weight of a chosen expert multiplies the token that it reads, not what it writes (Llama 4)."""
+    output_norm: Flag = left_out_at(False)
+    """A norm over the hidden width behind the experts, shared ones included (A.X K1)."""
     latent_size: Count | None = left_out_at(None)
     """Width that routed experts read and write, between a projection down from the hidden width and one back
     up, a pair for each layer (Nemotron 3 Super, `moe_latent_size`); None: the hidden width itself. Router and

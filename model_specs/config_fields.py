@@ -364,12 +364,12 @@ def rope_fields(config: ConfigFields, *, base: float = 10_000.0, fraction: float
     if windowed is not None and windowed.number("rope_theta") != fields["base"]:
         fields["windowed_base"] = windowed.number("rope_theta")
     if scaling is not None:
-        fields["scaling"] = _rope_scaling(config, scaling)
+        fields["scaling"] = rope_scaling(config, scaling)
     return fields
 
 
-def _rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
-    """Fields of `RopeScaling`; None for a section that scales nothing.
+def rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
+    """Fields of `RopeScaling` in a section of a file; None for a section that scales nothing.
 
     Positions of images in three dimensions (Qwen2-VL) turn by the same angles as those of text.
     """

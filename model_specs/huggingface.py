@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from meshwright.documents import validation_message
 from meshwright.errors import InputError, near_miss, shown
+from meshwright.model_specs.adapters import NF4, SINGLE_SCALES
 from meshwright.model_specs.config_fields import ConfigFields, Fields, read_fields
 from meshwright.model_specs.huggingface_families import FAMILIES, LAYER_TABLES
 from meshwright.model_specs.schema import ModelSpec
@@ -192,7 +193,7 @@ _SPARSE = (
 
 _UNLIKE_WIDTHS = (
     "layers whose attention differs in heads or widths by their kind are not supported in this family: only "
-    "those of gemma4 can be priced"
+    "those of gemma4, mimo_v2_flash, step3p5 and laguna can be priced"
 )
 
 REFUSING_FIELDS = {
@@ -203,8 +204,8 @@ REFUSING_FIELDS = {
     "num_sliding_attention_heads": _UNLIKE_WIDTHS,
     "attention_other_setting": _UNLIKE_WIDTHS,
     "num_attention_heads_per_layer": _UNLIKE_WIDTHS,
-    "attention_value_scale": "values of another width than keys outside latent attention (MiMo-V2) are not "
-    "supported",
+    "attention_value_scale": "values of another width than keys outside latent attention are not supported "
+    "in this family: only those of mimo_v2_flash can be priced",
     "compress_ratios": "attention to compressed keys and values (DeepSeek-V4) is not supported",
     "sparse_attention_config": "attention to chosen blocks of positions (MiniMax-M3) is not supported",
     "block_configs": "layers that each have widths of their own (Nemotron from architecture search) are not "
@@ -231,6 +232,7 @@ REFUSING_FIELDS = {
     "patch_size": _VISION,
 }
 """Fields of families that are not read, and what each says of the model."""
+_INSTEAD = "a model YAML with layers that `meshwright schema model` lists plans the nearest model that has a price"
 
 _YAML_FIELDS = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -273,7 +275,8 @@ def refusal(
     """
     for field, reason in REFUSING_FIELDS.items():
         if data.get(field) is not None:
-            return InputError(reason, where=f"{where}: {prefix}{field}", value=data[field])
+            what = f"{reason}; {_INSTEAD}"
+            return InputError(what, where=f"{where}: {prefix}{field}", value=data[field])
     unsupported = InputError(
         "this model family is not supported",
         where=f"{where}: {prefix}model_type",
@@ -460,6 +463,7 @@ _NESTED_DEFAULTS = {
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "mistral3": "mistral",
     "kimi_k25": "kimi_k2",
+    "step3p7": "step3p5",
 }
 """`model_type` of a text part that does not say, by that of its wrapper."""
 
@@ -488,6 +492,7 @@ def model_from_huggingface(
         config.passed_over("vision_config")
     fields = read_fields(config, *FAMILIES[model_type].parts)
     fields["left_out"] = left_out(config)
+    fields["stored_as"] = _stored_as(data, where, "") or _stored_as(part, where, prefix)
     fields["name"] = (name or model_type)[:200]
     fields["source"] = f"config.json, {prefix.rstrip('.')} alone" if prefix else "config.json"
     vision = vision_fields(data, where, fields)
@@ -498,6 +503,40 @@ def model_from_huggingface(
         return ModelSpec.model_validate(fields)
     except ValidationError as error:
         raise InputError(validation_message(error, where, ModelSpec)) from None
+
+
+_TRITS = "bitnet"
+_BITS = {"load_in_4bit": 4, "_load_in_4bit": 4, "load_in_8bit": 8, "_load_in_8bit": 8}
+"""Of a weight that bitsandbytes keeps, by the switch of it."""
+
+
+def _stored_as(data: Mapping[str, object], where: str, prefix: str) -> str | None:
+    """How the checkpoint keeps its matrices: method and bits of `quantization_config`; None without one.
+
+    Fields and methods: huggingface/transformers 5.23, utils/quantization_config.py and quantizers/auto.py.
+    """
+    name = "quantization_config"
+    stored = ConfigFields(data, where, prefix).section(name)
+    if stored is None or not data[name]:
+        return None
+    algorithm = stored.text("quant_algo", "")
+    # Older files of ModelOpt give its algorithm alone.
+    method = stored.text("quant_method", "modelopt" if algorithm else "")
+    if not method or len(method) > _LONGEST_VALUE:
+        raise stored.fail("quant_method", "must name how the checkpoint keeps its weights", method)
+    if method == _TRITS:
+        what = (
+            "layers of ternary weights are another model (BitNet), which is not supported: give the "
+            "config.json of a checkpoint with weights of 16 bits"
+        )
+        raise stored.fail("quant_method", what, method)
+    bits = next((bits for switch, bits in _BITS.items() if stored.flag(switch, False)), None)
+    bits = stored.count("bits", bits, optional=True)
+    words = method if bits is None else f"{method} {bits}-bit"
+    if method == "modelopt":
+        words = f"{words} {algorithm}".strip()[:_LONGEST_VALUE]
+    single = words == NF4 and not stored.flag("bnb_4bit_use_double_quant", False)
+    return words + SINGLE_SCALES if single else words
 
 
 def _text_part(data: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str, str]:

@@ -37,6 +37,7 @@ from meshwright.model_specs.config_fields import (
     real,
     rope,
     rope_fields,
+    rope_scaling,
     routed_experts,
     string,
     window_everywhere,
@@ -1095,11 +1096,29 @@ _DEEPSEEK_V3: tuple[Part, ...] = (
 )
 
 
+# A.X K1: DeepSeek-V3 with a norm behind its experts (modular_axk1.py).
+
+
+def _axk1_experts(config: ConfigFields) -> Fields:
+    fields = _deepseek_experts(_V3_ROUTER, dense_layers=1, always=True)(config)
+    moe = fields.get("moe")
+    return {"moe": {**moe, "output_norm": True}} if isinstance(moe, dict) else {}
+
+
+_AXK1: tuple[Part, ...] = (DECODER, _DEEPSEEK, _axk1_experts, _NEXT_TOKENS)
+
+
+_EVERY_INDEXER = (
+    "an indexer in every layer; without index_topk_freq and indexer_types (GLM-5.2) the file is that of the "
+    "model with one in each, which takes somewhat more"
+)
+
+
 def _indexer(config: ConfigFields) -> Fields:
     """DeepSeek-V3.2, and GLM-5 where every layer has an indexer of its own: positions chosen by one."""
     shared = [kind for kind in config.entries("indexer_types") if kind != "full"]
     if shared:
-        what = "only full is supported: an indexer in every layer"
+        what = f"only full is supported: {_EVERY_INDEXER}"
         raise config.fail("indexer_types", what, shared[0])
     indexer = {
         "heads": integer("index_n_heads", 64),
@@ -1129,7 +1148,7 @@ def _indexer_everywhere(config: ConfigFields) -> Fields:
 
 
 _DEEPSEEK_V32: tuple[Part, ...] = (
-    only("index_topk_freq", 1, "only 1 is supported: an indexer in every layer", shows_value=False),
+    only("index_topk_freq", 1, f"only 1 is supported: {_EVERY_INDEXER}"),
     _indexer_everywhere,
     _indexer,
 )
@@ -2065,6 +2084,393 @@ def _windows(default: int, every: int) -> Part:
     return lambda config: windows(config, default, every)
 
 
+# MiMo-V2, Step 3.5 and 3.7, Laguna: layers with a window have heads of their own, and a sigmoid routes behind
+# dense layers (transformers 5.23, models/mimo_v2_flash, step3p7 and laguna, modular_*.py).
+
+
+def _kinds_of_rope(
+    config: ConfigFields, full: tuple[float, float], windowed: tuple[float, float]
+) -> Fields:
+    """Rotary embeddings of either kind of layer, by default of these bases and shares of a head."""
+    (base, fraction), (windowed_base, windowed_fraction) = full, windowed
+    parameters = config.section("rope_parameters")
+    of_windows = None if parameters is None else parameters.section("sliding_attention")
+    if parameters is not None:
+        parameters.passed_over("original_max_position_embeddings")
+    if of_windows is not None:
+        of_windows.passed_over("rope_type")
+        windowed_base = of_windows.number("rope_theta", windowed_base)
+        windowed_fraction = of_windows.number("partial_rotary_factor", windowed_fraction)
+    fields = rope_fields(config, base=base, fraction=fraction)
+    fields.setdefault("windowed_base", windowed_base)
+    if windowed_fraction != fields["fraction"]:
+        fields["windowed_fraction"] = windowed_fraction
+    return fields
+
+
+def _with_window_heads(
+    config: ConfigFields, full: list[bool], window: int | None, windowed: Fields
+) -> Fields:
+    """The window and the heads under it, where layers have both kinds and these are unlike."""
+    order = window_order(config, window, full)
+    heads = config.count("num_attention_heads")
+    if windowed.get("heads") == heads:
+        windowed = {name: value for name, value in windowed.items() if name != "heads"}
+    return order | ({"window_heads": windowed} if any(full) and not all(full) else {})
+
+
+def _dense_in_front(config: ConfigFields, name: str, routed: list[bool]) -> int:
+    """How many layers have no experts, of a list that must put them first."""
+    dense = routed.count(False)
+    if routed != [False] * dense + [True] * (len(routed) - dense) or len(routed) != config.layers():
+        what = f"must put layers without experts first, of {config.layers()} layers"
+        raise config.fail(name, what)
+    return dense
+
+
+_MIMO_V2_NOTE = (
+    "transformers runs attention with values of another width by FlashAttention 4 or unfused; the price is "
+    "that of the framework's own fused kernel, and what values are multiplied by has none"
+)
+
+
+def _mimo_v2(config: ConfigFields) -> Fields:
+    layers, kinds = config.layers(), config.entries("layer_types")
+    older = config.entries("hybrid_layer_pattern")
+    full = [layer == 0 or (layer + 1) % 6 == 0 for layer in range(layers)]
+    if kinds:
+        full = full_layers(config, kinds, "sliding_attention")
+    elif older:
+        if len(older) != layers or not set(map(str, older)) <= {"0", "1"}:
+            what = f"must list 0 (full) or 1 (windowed) for each of {layers} layers"
+            raise config.fail("hybrid_layer_pattern", what, older)
+        full = [kind == 0 for kind in older]
+    width, values = config.count("head_dim", 192), config.count("v_head_dim", 128)
+    if config.count("swa_v_head_dim", values) != values:
+        what = f"only that of layers in full, v_head_dim {values}, is supported"
+        raise config.fail("swa_v_head_dim", what, config.count("swa_v_head_dim"))
+    # A query sees so many positions before its own (modular_mimo_v2_flash.py).
+    window = config.count("sliding_window", 129)
+    before = config.count("sliding_window_size", optional=True)
+    windowed: Fields = {
+        "heads": config.count("swa_num_attention_heads", config.count("num_attention_heads")),
+        "kv_heads": config.count(
+            "swa_num_key_value_heads", 2 * config.count("num_key_value_heads")
+        ),
+        "head_dim": config.count("swa_head_dim", width),
+        "sinks": config.flag("add_swa_attention_sink_bias", True),
+    }
+    config.passed_over("attention_chunk_size", "attention_value_scale")
+    return {
+        "head_dim": width,
+        "value_head_dim": None if values == width else values,
+        **_with_window_heads(config, full, window if before is None else before + 1, windowed),
+        "attention_note": _MIMO_V2_NOTE,
+    }
+
+
+def _mimo_v2_experts(config: ConfigFields) -> Fields:
+    dense = _experts_listed(config, 1)
+    if config.is_list("moe_layer_freq") and not config.has("mlp_layer_types"):
+        routed = [layer == 1 for layer in config.entries("moe_layer_freq")]
+        dense = _dense_in_front(config, "moe_layer_freq", routed)
+    config.passed_over("topk_method", "topk_group", "moe_layer_freq")
+    record: Record = {
+        **routed_experts("n_routed_experts", 256, 8, "moe_intermediate_size"),
+        **_GLM_ROUTER,
+        "dense_layers": dense,
+        "router_scaling_factor": real("routed_scaling_factor", 1.0),
+    }
+    return {"moe": read_fields(config, record)}
+
+
+def _mimo_v2_rope(config: ConfigFields) -> Fields:
+    share = config.number("partial_rotary_factor", 0.334)
+    return _kinds_of_rope(config, (5e6, share), (config.number("swa_rope_theta", 1e4), share))
+
+
+_MIMO_V2: Record = {
+    **DECODER,
+    "rope": _mimo_v2_rope,
+    "norm_epsilon": lambda config: config.number(
+        "layernorm_epsilon", config.number("rms_norm_eps", 1e-5)
+    ),
+    "attention_bias": boolean("attention_bias", False),
+    "attention_sinks": boolean("add_full_attention_sink_bias", False),
+}
+_MIMO_V2_REFUSALS: tuple[Part, ...] = (
+    only("n_group", 1, "only 1 is supported: experts in one group"),
+    only("scoring_func", "sigmoid", "only sigmoid is supported"),
+    only("n_shared_experts", 0, "only 0 is supported: no shared expert"),
+)
+
+
+def _step_lists(config: ConfigFields) -> Fields:
+    """Order and heads, of lists that may go on with the layers of prediction modules."""
+    layers = config.layers()
+    modules = config.count("num_nextn_predict_layers", 0, least=0)
+    kinds = config.entries("layer_types")
+    if len(kinds) == layers + modules:
+        kinds = kinds[:layers]
+    full = full_layers(config, kinds, "sliding_attention") if kinds else [True] * layers
+    section = config.section("attention_other_setting")
+    heads, kv_heads = config.count("num_attention_heads", 64), _step_kv_heads(config)
+    width = config.count("head_dim", 128)
+    if section is not None:
+        section.passed_over("attention_type")
+        heads = section.count("num_attention_heads", heads)
+        kv_heads = section.count("num_attention_groups", kv_heads)
+        width = section.count("head_dim", width)
+    heads = config.count("num_sliding_attention_heads", heads)
+    scalar = config.number("query_pre_attn_scalar", width)
+    windowed: Fields = {"heads": heads, "kv_heads": kv_heads, "head_dim": width}
+    config.passed_over(
+        "per_layer_config", "mtp_layer_types", "mtp_mlp_layer_types", "swiglu_limits",
+        "swiglu_limits_shared", "num_nextn_predict_layers", "max_seq_len", "yarn_only_types",
+        "need_fp32_gate", "att_impl_type", "use_moe", "moe_every_n_layer", "moe_layer_offset",
+    )  # fmt: skip
+    dropped = "limits of single layers' gates have no price"
+    if modules:
+        dropped += (
+            "; multi-token prediction is left out: it is not planned beside heads of two kinds"
+        )
+    return {
+        **_with_window_heads(config, full, config.count("sliding_window", optional=True), windowed),
+        "attention_scale": None if scalar == width or scalar <= 0 else scalar**-0.5,
+        "attention_note": dropped,
+    }
+
+
+def _step_kv_heads(config: ConfigFields) -> int:
+    return config.count("num_attention_groups", config.count("num_key_value_heads", 8))
+
+
+def _step_rope(config: ConfigFields) -> Fields:
+    """Bases and shares of a head, which older files list layer by layer."""
+    kinds = config.entries("layer_types")
+    bases = config.entries("rope_theta") if config.is_list("rope_theta") else []
+    shares = config.entries("partial_rotary_factors")
+    of_kinds: list[tuple[float, float]] = []
+    for kind in ("full_attention", "sliding_attention"):
+        at = kinds.index(kind) if kind in kinds else 0
+        base = bases[at] if at < len(bases) else 1e4
+        share = shares[at] if at < len(shares) else 1.0
+        if not isinstance(base, int | float) or not isinstance(share, int | float):
+            name = "rope_theta" if not isinstance(base, int | float) else "partial_rotary_factors"
+            raise config.fail(name, "must list a number for each layer")
+        of_kinds.append((float(base), float(share)))
+    full, windowed = of_kinds
+    if not bases:
+        return _kinds_of_rope(config, full, windowed)
+    scaling = config.section("rope_scaling")
+    fields: Fields = {"base": full[0], "fraction": full[1], "windowed_base": windowed[0]}
+    if windowed[1] != full[1]:
+        fields["windowed_fraction"] = windowed[1]
+    return fields | ({} if scaling is None else {"scaling": rope_scaling(config, scaling)})
+
+
+def _step_experts(config: ConfigFields) -> Fields:
+    layers, kinds = config.layers(), config.entries("mlp_layer_types")
+    routed = [layer >= 3 for layer in range(layers)]
+    name = "mlp_layer_types" if kinds else "moe_layers_enum"
+    if kinds:
+        routed = [kind == "sparse" for kind in kinds[:layers]]
+    elif config.has(name):
+        listed = config.entries(name) if config.is_list(name) else config.text(name, "").split(",")
+        numbers = {str(number).strip() for number in listed}
+        routed = [str(layer) in numbers for layer in range(layers)]
+    dense = _dense_in_front(config, name, routed)
+    if dense >= layers:
+        return {}
+    experts = config.count("moe_num_experts", config.count("n_routed_experts", 288))
+    return {
+        "moe": {
+            "experts": experts,
+            "top_k": config.count("moe_top_k", config.count("num_experts_per_tok", 8)),
+            "moe_ffn_hidden": config.count("moe_intermediate_size", 1280),
+            "shared_experts": 1,
+            "shared_ffn_hidden": config.count(
+                "share_expert_dim", config.count("share_expert_dims", 1280)
+            ),
+            "dense_layers": dense,
+            "router_bias": True,
+            "router_score": "sigmoid",
+            "router_normalized": True,
+            "router_scaling_factor": config.number("moe_router_scaling_factor", 1.0),
+        }
+    }
+
+
+_STEP: Record = {
+    **DECODER,
+    "heads": integer("num_attention_heads", 64),
+    "hidden": integer("hidden_size", 4096),
+    "ffn_hidden": integer("intermediate_size", 11_264),
+    "kv_heads": _step_kv_heads,
+    "head_dim": integer("head_dim", 128),
+    "vocab": integer("vocab_size", 128_815),
+    **SMALLER_EPSILON,
+    "norm_zero_centered": True,
+    "qk_norm": True,
+    "attention_head_gates": True,
+    "rope": _step_rope,
+    **BIASES,
+    "mlp_bias": boolean("mlp_bias", False),
+}
+_STEP_REFUSALS: tuple[Part, ...] = (
+    only("use_head_wise_attn_gate", True, "only true is supported: a gate on each head"),
+    only("use_qk_norm", True, "only true is supported"),
+    only("zero_centered", True, "only true is supported: norms that multiply by 1 + weight"),
+    only("sink", False, "sinks are not supported in this family"),
+    only("moe_router_activation", "sigmoid", "only sigmoid is supported"),
+    only("norm_expert_weight", True, "only true is supported: weights of experts that add up to 1"),
+    only("use_moe_router_bias", True, "only true is supported"),
+    absent("sparse_attention_config", "attention to chosen blocks of positions is not supported"),
+)
+
+
+def _laguna(config: ConfigFields) -> Fields:
+    """Heads, which the file gives layer by layer, alike in all layers of a kind."""
+    if config.has("gating") and config.is_text("gating"):
+        if config.text("gating", "") != "per-head":
+            raise config.fail(
+                "gating", "only true, or per-head, is supported", config.text("gating", "")
+            )
+    elif not config.flag("gating", True):
+        raise config.fail("gating", "only true, or per-head, is supported", False)
+    config.passed_over("gating_types", "mlp_only_layers", "decoder_sparse_step", "norm_topk_prob")
+    layers, kinds = config.layers(), config.entries("layer_types")
+    full = full_layers(config, kinds, "sliding_attention") if kinds else [True] * layers
+    listed = config.entries("num_attention_heads_per_layer")
+    heads = config.count("num_attention_heads", 48)
+    of_layers = listed or [heads] * layers
+    of_kinds = {
+        kind: {
+            str(number) for number, attends in zip(of_layers, full, strict=False) if attends is kind
+        }
+        for kind in (True, False)
+    }
+    of_full, of_windowed = (next(iter(of_kinds[kind] or {str(heads)})) for kind in (True, False))
+    if len(of_layers) != layers or max(map(len, of_kinds.values())) > 1 or of_full != str(heads):
+        what = f"must give layers of a kind as many heads each, those in full num_attention_heads {heads}"
+        raise config.fail("num_attention_heads_per_layer", what)
+    if not of_windowed.isdecimal() or not 1 <= int(of_windowed) <= LARGEST_COUNT:
+        what = f"must list numbers from 1 to {LARGEST_COUNT}"
+        raise config.fail("num_attention_heads_per_layer", what, of_windowed)
+    windowed: Fields = {
+        "heads": int(of_windowed),
+        "kv_heads": config.count("num_key_value_heads", 8),
+        "head_dim": config.count("head_dim", 128),
+    }
+    return _with_window_heads(config, full, config.count("sliding_window", 512), windowed)
+
+
+def _laguna_experts(config: ConfigFields) -> Fields:
+    dense = _experts_listed(config, 1)
+    if dense >= config.layers():
+        return {}
+    record: Record = {
+        **routed_experts("num_experts", 256, 8, "moe_intermediate_size"),
+        "shared_experts": 1,
+        "shared_ffn_hidden": integer("shared_expert_intermediate_size", 512),
+        "dense_layers": dense,
+        "router_bias": True,
+        "router_score": "sigmoid",
+        "router_scaling_factor": real("moe_routed_scaling_factor", 1.0),
+    }
+    return {"moe": read_fields(config, record)}
+
+
+_LAGUNA: Record = {
+    **DECODER,
+    "heads": integer("num_attention_heads", 48),
+    "kv_heads": integer("num_key_value_heads", 8),
+    "head_dim": integer("head_dim", 128),
+    "rope": lambda config: _kinds_of_rope(config, (5e5, 0.5), (1e4, 1.0)),
+    "qk_norm": True,
+    "attention_head_gates": True,
+    **BIASES,
+}
+
+
+def _no_router_cap(config: ConfigFields) -> Fields:
+    if config.number("moe_router_logit_softcapping", 0.0):
+        raise config.fail(
+            "moe_router_logit_softcapping", "only 0 is supported: scores without a cap"
+        )
+    return {}
+
+
+_LAGUNA_REFUSALS: tuple[Part, ...] = (
+    only("moe_apply_router_weight_on_input", False, "only false is supported"),
+    _no_router_cap,
+)
+
+
+# Flint and Kolibri 1: Qwen3's attention, which knows positions under windows alone, and experts by a sigmoid
+# (transformers 5.23, models/flint and kolibri1, modular_*.py).
+
+
+def _rope_under_windows(is_full: Callable[[int, int], bool]) -> Part:
+    """A window of 513 positions over the layers that the file lists, or all but those of `is_full`."""
+
+    def read(config: ConfigFields) -> Fields:
+        layers = config.layers()
+        full = [is_full(layer, layers) for layer in range(layers)]
+        order = _listed_windows(config, window_length(config, 513), full, "sliding_window")
+        return order | {"rope_in_windows_alone": bool(order)}
+
+    return read
+
+
+def _flint_experts(config: ConfigFields) -> Fields:
+    listed = config.entries("mlp_only_layers")
+    dense = len(listed) if config.has("mlp_only_layers") else 2
+    if listed != list(range(dense))[: len(listed)] or config.count("decoder_sparse_step", 1) != 1:
+        raise config.fail("mlp_only_layers", "must list the first layers", listed)
+    return (
+        {"moe": _sigmoid_moe(config, 256, {"dense_layers": dense})}
+        if dense < config.layers()
+        else {}
+    )
+
+
+def _sigmoid_moe(config: ConfigFields, experts: int, more: Fields) -> Fields:
+    """Routed experts of a width of their own beside one that every token takes."""
+    record: Record = {
+        **routed_experts("num_experts", experts, 6, "moe_intermediate_size"),
+        "shared_experts": 1,
+        "shared_ffn_hidden": integer("shared_expert_intermediate_size"),
+        "router_score": "sigmoid",
+    }
+    return read_fields(config, record) | more
+
+
+def _kolibri_experts(config: ConfigFields) -> Fields:
+    normalized = config.flag("norm_topk_prob", False)
+    more: Fields = {"router_bias": True, "router_normalized": normalized}
+    return {"moe": _sigmoid_moe(config, 384, more)}
+
+
+_FLINT: Record = {**_QWEN3, "attention_sinks": True}
+_KOLIBRI: Record = {
+    **{name: value for name, value in _QWEN3.items() if name not in BIASES},
+    "ffn_hidden": 0,
+    "norms_per_layer": 4,
+}
+_FLINT_PARTS: tuple[Part, ...] = (
+    only("norm_topk_prob", True, "only true is supported: weights of experts that add up to 1"),
+    _FLINT,
+    _rope_under_windows(lambda layer, layers: layer < 2 or layer % 4 == 1 or layer == layers - 1),
+    _flint_experts,
+)
+_KOLIBRI_PARTS: tuple[Part, ...] = (
+    _KOLIBRI,
+    _rope_under_windows(lambda layer, layers: (layer + 1) % 5 == 0),
+    _kolibri_experts,
+)
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of models that can be read."""
@@ -2113,6 +2519,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": Family("DeepseekV32ForCausalLM", _DEEPSEEK_V32),
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", _DEEPSEEK_V32),
     "kimi_k2": Family("", _DEEPSEEK_V3),
+    "axk1": Family("AXK1ForCausalLM", _AXK1),
     "sarvam_mla": Family(
         "SarvamMLAForCausalLM",
         (DECODER, _DEEPSEEK, _deepseek_experts(_V3_ROUTER, dense_layers=1), _NEXT_TOKENS),
@@ -2124,6 +2531,13 @@ FAMILIES: dict[str, Family] = {
     "internlm2": Family("InternLM2ForCausalLM", (_INTERNLM2,)),
     "internlm3": Family("InternLM3ForCausalLM", (_INTERNLM3,)),
     "mimo": Family("MiMoForCausalLM", (_MIMO, _qwen_windows)),
+    "mimo_v2_flash": Family(
+        "MiMoV2FlashForCausalLM", (*_MIMO_V2_REFUSALS, _MIMO_V2, _mimo_v2, _mimo_v2_experts)
+    ),
+    "step3p5": Family("Step3p5ForCausalLM", (*_STEP_REFUSALS, _STEP, _step_lists, _step_experts)),
+    "flint": Family("FlintForCausalLM", _FLINT_PARTS),
+    "kolibri1": Family("Kolibri1ForCausalLM", _KOLIBRI_PARTS),
+    "laguna": Family("LagunaForCausalLM", (*_LAGUNA_REFUSALS, _LAGUNA, _laguna, _laguna_experts)),
     "kimi_linear": Family("KimiLinearForCausalLM", _KIMI_LINEAR),
     "minimax": Family("MiniMaxForCausalLM", _MINIMAX_01),
     "minimax_text_01": Family("MiniMaxText01ForCausalLM", _MINIMAX_01),

@@ -179,8 +179,8 @@ def attention_matmul_parameters(model: ModelSpec) -> int:
     if model.attention is not None:
         return _mla_matrices(model, model.attention)
     gates = 1 if model.attention_output_gate else 0
-    queries_and_output = (2 + gates) * model.heads * model.qk_head_dim
-    return model.hidden * (queries_and_output + model.kv_heads * _projected_of_head(model))
+    of_head = (1 + gates) * model.qk_head_dim + model.v_head_dim + model.attention_head_gates
+    return model.hidden * (model.heads * of_head + model.kv_heads * _projected_of_head(model))
 
 
 def _projected_of_head(model: ModelSpec) -> int:
@@ -268,6 +268,14 @@ def router_parameters(model: ModelSpec) -> int:
     return model.moe.experts * (model.hidden + (1 if model.moe.router_bias else 0)) + scales
 
 
+def experts_norm_parameters(model: ModelSpec) -> int:
+    """The norm behind the experts of one layer; 0 without one.
+
+    Transformers 5.23, models/axk1/modeling_axk1.py, AXK1MoE.
+    """
+    return norm_parameters(model) if model.moe is not None and model.moe.output_norm else 0
+
+
 def norm_parameters_per_layer(model: ModelSpec) -> int:
     """Norms over the hidden width in one layer (those on queries, keys and MLA ranks belong to attention)."""
     return model.norms_per_layer * norm_parameters(model)
@@ -300,7 +308,8 @@ def _experts_and_router(model: ModelSpec) -> int:
     if model.moe is None:
         return 0
     routed = model.moe.experts * expert_parameters(model) + latent_parameters(model)
-    return router_parameters(model) + shared_expert_parameters(model) + routed
+    beside = router_parameters(model) + experts_norm_parameters(model)
+    return beside + shared_expert_parameters(model) + routed
 
 
 def embedding_parameters(model: ModelSpec) -> int:

@@ -50,6 +50,8 @@ class ModelSpec(ClosedDocument):
     kv_heads: Count
     head_dim: Count | None = None
     """`hidden / heads` when absent."""
+    value_head_dim: Count | None = left_out_at(None)
+    """Width of a head's values and of its output, where another than that of its keys (MiMo-V2)."""
     vocab: Count
     activation: Activation = "swiglu"
     gelu_form: Literal["tanh", "exact"] = "tanh"
@@ -132,7 +134,9 @@ class ModelSpec(ClosedDocument):
     rotation. Beside windows it needs `window_heads`."""
     attention: MlaSpec | None = None
     attention_output_gate: Flag = False
-    """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next)."""
+    """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next) ..."""
+    attention_head_gates: Flag = left_out_at(False)
+    """... or by one number for each head, made of what the layer reads (Step 3.5, Laguna)."""
     linear_attention: LinearAttentionSpec | None = None
     """Stands in place of attention in all layers but each n-th, n being `full_attention_every`."""
     mamba: Mamba2Spec | None = None
@@ -148,6 +152,9 @@ class ModelSpec(ClosedDocument):
     attention_note: str | None = Field(default=None, max_length=2000)
     left_out: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=200)
     """Fields of the file that was read, with their values, which nothing above holds: launches name them."""
+    stored_as: Annotated[str, Field(max_length=100)] | None = left_out_at(None)
+    """How the checkpoint of the file that was read keeps its matrices, where not in 16 or 32 bits: method and
+    bits of `quantization_config` (fp8, mxfp4, awq 4-bit, bitsandbytes 4-bit)."""
     mtp_layers: CountOrZero = 0
     """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more. They
     are trained, but not part of the totals that authors state."""
@@ -189,6 +196,7 @@ class ModelSpec(ClosedDocument):
             )
         self._check_windows()
         self._check_window_heads()
+        self._check_heads()
         if self.linear_attention is not None:
             self._check_linear_attention()
         if self.norms_after_blocks and self.norms_per_layer != 2:
@@ -245,9 +253,11 @@ class ModelSpec(ClosedDocument):
                     "values_are_keys needs window_heads, or layers that all attend in full"
                 )
             return
-        if self.heads % windowed.kv_heads:
+        heads = windowed.heads or self.heads
+        if heads % windowed.kv_heads:
+            name = "heads" if windowed.heads is None else "window_heads.heads"
             raise ValueError(
-                f"heads {self.heads} must be a multiple of window_heads.kv_heads {windowed.kv_heads}"
+                f"{name} {heads} must be a multiple of window_heads.kv_heads {windowed.kv_heads}"
             )
         if not (self.windowed_layers and self.full_attention_layers):
             raise ValueError(
@@ -258,6 +268,14 @@ class ModelSpec(ClosedDocument):
                 raise ValueError(f"window_heads with {field} is not supported")
         if self.qk_norm_full_width:
             raise ValueError("window_heads with qk_norm_full_width is not supported")
+
+    def _check_heads(self) -> None:
+        """Raises ValueError where widths or gates of heads do not fit the rest of attention."""
+        unlike = "attention", "values_are_keys", "attention_output_gate", "linear_attention"
+        for name in ("value_head_dim", "attention_head_gates"):
+            for field in (*unlike, "mtp_layers", "hybrid_pattern", "state_space"):
+                if getattr(self, name) and getattr(self, field):
+                    raise ValueError(f"{name} with {field} is not supported")
 
     def _check_order(self, order: str) -> None:
         """Raises ValueError where the letters fit neither the layers nor what other fields say of them."""
@@ -391,7 +409,9 @@ class ModelSpec(ClosedDocument):
     @property
     def v_head_dim(self) -> int:
         """Width of one value head."""
-        return self.attention.v_head_dim if self.attention is not None else self.qk_head_dim
+        if self.attention is not None:
+            return self.attention.v_head_dim
+        return self.value_head_dim or self.qk_head_dim
 
     @property
     def indexer(self) -> SparseIndexerSpec | None:
@@ -554,11 +574,18 @@ class ModelSpec(ClosedDocument):
             return ()
         full = self._of_one_kind("sliding_window", "full_attention_every", "chunked_windows")
         heads = {
+            "heads": windowed.heads or self.heads,
             "kv_heads": windowed.kv_heads,
             "head_dim": windowed.head_dim,
+            "attention_sinks": self.attention_sinks or windowed.sinks,
             "full_attention_every": 0,
         }
         return full, self._of_one_kind("values_are_keys", **heads)
+
+    @property
+    def most_heads(self) -> int:
+        """Query heads of the kind of layer that has most."""
+        return max(kind.heads for kind in self.kinds_apart or (self,))
 
     def _of_one_kind(self, *without: str, **fields: int) -> ModelSpec:
         """The model with layers that attend alike, without some fields and with others."""
@@ -619,7 +646,7 @@ class ModelSpec(ClosedDocument):
 
 
 _ABOUT_THE_FILE = frozenset(
-    ("name", "attention_note", "published_parameters", "source", "left_out")
+    ("name", "attention_note", "published_parameters", "source", "left_out", "stored_as")
 )
 _ABOUT_ADAPTERS = frozenset(("linear_attention.own_gates",))
 """Fields that say how a network is cut into matrices, not what it computes."""

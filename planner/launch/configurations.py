@@ -148,7 +148,7 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
         layout, experts=model.moe is not None
     )
     said |= {
-        "head_dim": model.v_head_dim,
+        "head_dim": model.v_head_dim if model.attention else model.qk_head_dim,
         "seq_len": inputs.seq_len,
         "max_positions": max(inputs.seq_len, model.max_positions or 0),
         "global_batch": inputs.global_batch,

@@ -140,10 +140,16 @@ def _heads_shortfalls(model: ModelSpec) -> dict[str, str]:
     differing = {}
     if model.window_heads is not None:
         differing["window_heads"] = "Layers with a window have the heads of those in full."
+    if model.value_head_dim is not None:
+        differing["value_head_dim"] = "Values are as wide as keys."
+    if model.attention_head_gates:
+        differing["attention_head_gates"] = "Heads of attention have no gates."
     if model.values_are_keys:
         differing["values_are_keys"] = "Values have a projection of their own."
     if model.value_norm:
         differing["value_norm"] = "Values have no norm."
+    if model.moe is not None and model.moe.output_norm:
+        differing["moe.output_norm"] = "No norm stands behind the experts."
     if model.moe is not None and model.moe.router_scales:
         differing["moe.router_scales"] = "Routers have no scales beside their matrix."
     return differing
@@ -336,7 +342,7 @@ def said_of_model(model: ModelSpec, seq_len: int) -> dict[str, object]:
         "seq_len": seq_len,
         "max_positions": max(seq_len, model.max_positions or 0),
         "vocab_multiple": VOCAB_MULTIPLE,
-        "head_dim": model.v_head_dim,
+        "head_dim": model.v_head_dim if model.attention else model.qk_head_dim,
         "norm": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         "position": POSITIONS[model.position],
         "hidden_dropout": 0.0,

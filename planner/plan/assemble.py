@@ -31,6 +31,7 @@ from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.fsdp2 import ASKED_OF_TRL, TRL_HEAD, TRL_LOSS
 from meshwright.frameworks.record import Setting, TokenDispatcher, layer_needs
+from meshwright.model_specs.adapters import stored_weights_note
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, order_name, ranks_on
 from meshwright.planner.mapping.cuts import MappingUse, binding_cut
@@ -238,6 +239,11 @@ def training_warnings(request: PlanRequest) -> Iterator[str]:
             f"samples are priced padded to a multiple of {multiple} tokens, as any team of ranks needs them: "
             "the data set has to pad them"
         )
+    bits = 16 if request.adapters is None else request.adapters.base_bits
+    stored = request.model.stored_as
+    note = None if stored is None else stored_weights_note(stored, bits)
+    if note is not None:
+        yield note
     if request.loss == "liger":
         yield "of Liger's kernels the loss alone is priced, not its norms, rotations and gates"
     if has_wide_heads(request.model):

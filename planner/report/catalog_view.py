@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from meshwright.cluster_specs.reader import cluster_names, device_names, load_cluster, load_device
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.errors import check_choice
+from meshwright.model_specs.adapters import stored_weights_note
 from meshwright.model_specs.blocks import BLOCK_NAMES, repeated_part, runs
 from meshwright.model_specs.parameters import (
     active_parameter_count,
@@ -151,6 +152,7 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
     ]
     notes = {
         "note: ": model.attention_note,
+        "weights: ": None if model.stored_as is None else stored_weights_note(model.stored_as),
         "not read: ": ", ".join(model.left_out),
         "source: ": model.source,
     }
@@ -227,12 +229,20 @@ def _attention(model: ModelSpec) -> str:
         return "none"
     if model.attention is None:
         words = f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
+        if model.value_head_dim is not None:
+            words += f", values of {model.v_head_dim}"
+        if model.attention_head_gates:
+            words += ", a gate on each"
         if model.values_are_keys:
             words += " whose keys are the values"
         if model.window_heads is None:
             return words
         windowed = model.in_windows
-        return f"{words}; under the window of {windowed.qk_head_dim}, {windowed.kv_heads} key-value heads"
+        width = f"{windowed.heads} of {windowed.qk_head_dim}"
+        if windowed.heads == model.heads:
+            width = f"of {windowed.qk_head_dim}"
+        sinks = ", with sinks" if windowed.attention_sinks > model.attention_sinks else ""
+        return f"{words}; under the window {width}, {windowed.kv_heads} key-value heads{sinks}"
     query = model.attention.q_lora_rank or "none"
     ranks = f"query {query}, key-value {model.attention.kv_lora_rank}"
     words = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"

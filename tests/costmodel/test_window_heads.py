@@ -118,6 +118,49 @@ def test_scales_of_a_router_by_hand() -> None:
     assert parameter_count(scaled) - parameter_count(plain) == LAYERS * (H + 8)
 
 
+def test_query_heads_values_and_gates_by_hand() -> None:
+    windowed = {"heads": 24, "kv_heads": 8, "head_dim": 128, "sinks": True}
+    fields = {"window_heads": windowed, "value_head_dim": 64, "attention_head_gates": True}
+    spec = alike(**fields)
+    # Queries, a gate each and the output; keys and values; two norms; sinks under the window.
+    of_full = H * (16 * (128 + 1 + 64) + 8 * (128 + 64)) + 2 * 128
+    of_windowed = H * (24 * (128 + 1 + 64) + 8 * (128 + 64)) + 2 * 128 + 24
+    assert attention_parameters(spec) == of_full
+    assert attention_parameters(spec.in_windows) == of_windowed
+    others = VOCAB * H + H + LAYERS * (3 * H * FFN + 4 * H)
+    assert parameter_count(spec) == of_full + 5 * of_windowed + others
+    attended = 5 * 24 * (WINDOW - WINDOW**2 / (2 * SEQ)) + 16 * SEQ / 2
+    scores = 3 * 2 * (128 + 64) * attended
+    matrices = 5 * (of_windowed - 2 * 128 - 24) + of_full - 2 * 128
+    matrices += LAYERS * 3 * H * FFN + VOCAB * H
+    assert flops_per_token(spec, SEQ) == pytest.approx(6 * matrices + scores, rel=1e-12)
+    # A layer under the window takes what a model of such layers alone takes.
+    c = context(workload(spec))
+    of_window = attention_block(kind_context(c, spec.in_windows), one_window_share(c))
+    same_heads = {"heads": 24, "attention_sinks": True, "full_attention_every": 0}
+    alone = alike(**fields | {"window_heads": None} | same_heads)
+    again = attention_block(context(workload(alone)), one_window_share(c))
+    for passed in ("forward", "backward"):
+        parts, expected = (getattr(each, passed) for each in (of_window, again))
+        assert {name: float(part) for name, part in parts.items()} == {
+            name: pytest.approx(float(part), rel=1e-12) for name, part in expected.items()
+        }
+    # Gates read the output and write its product; backward they move three times as many bytes.
+    plain = alike(**fields | {"attention_head_gates": False})
+    gated, bare = (attention_block(context(workload(each)), 1.0) for each in (spec, plain))
+    more_forward, more_backward = (
+        getattr(gated, passed)["memory_bound"] - getattr(bare, passed)["memory_bound"]
+        for passed in ("forward", "backward")
+    )
+    assert float(more_backward / more_forward) == pytest.approx(3.0, rel=0.01)
+    # Kept are 2 bytes a head, and 2 an element of the product; heads of the mean layer.
+    kept, without = (
+        activation_bytes_per_layer(workload(each), LAYOUT, experts=False)[0]
+        for each in (spec, plain)
+    )
+    assert float(kept - without) == pytest.approx(SEQ * 2 * (5 * 24 + 16) / 6 * 65, rel=1e-12)
+
+
 def test_models_of_one_kind_have_its_heads_alone() -> None:
     spec = model(attention_order="WFWFWF", full_attention_every=1)
     windows, full = spec.in_windows, spec.in_full

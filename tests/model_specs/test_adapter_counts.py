@@ -131,8 +131,9 @@ def test_every_target_is_a_matrix_of_some_model() -> None:
         if not any(adapter_counts(each, AdapterSpec(targets=(word,))).total for each in models)
     }
     # Mamba-1 and linear attention: none of these models has them.
+    head_gates = {"g_proj"}  # of Step 3.5 and Laguna
     of_linear = {"in_proj_ba", "in_proj_z", "in_proj_b", "in_proj_a"}
-    assert unused == {"x_proj", "dt_proj"} | of_linear | indexer | around_experts
+    assert unused == {"x_proj", "dt_proj"} | of_linear | indexer | around_experts | head_gates
 
 
 def test_magnitudes_are_one_for_each_output() -> None:

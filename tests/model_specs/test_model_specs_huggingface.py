@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwright.errors import InputError
+from meshwright.model_specs.adapters import stored_weights_note
 from meshwright.model_specs.config_fields import ConfigFields, Part, integer, only, read_fields
 from meshwright.model_specs.huggingface import model_from_huggingface
 from meshwright.model_specs.huggingface_families import FAMILIES
 from meshwright.model_specs.parameters import (
     active_parameter_count,
+    attention_parameters,
     embedding_parameters,
     encoder_parameters,
     head_parameters,
@@ -34,6 +36,11 @@ CONFIGS = DATA / "hf_configs"
 # parameters of the model that transformers 5.23 builds of the file on the meta device, with the routers'
 # balance biases, which it holds as buffers; without multi-token prediction.
 PUBLISHED = {
+    "flint-40b-a3b": 39_785_287_456,  # built
+    "kolibri-1-78b-a4b": 78_103_074_560,  # built
+    "mimo-v2-flash": 308_778_780_864,  # built; 309B on the model card
+    "step-3.7-flash": 196_956_130_368,  # built, text part; 196B on the card of Step 3.5 Flash
+    "a.x-k1-519b": 518_983_063_808,  # built; 519B on the model card
     "bamba-9b": 9_780_235_392,  # built; 9.78B on the model card
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,  # without the MTP module and the FP8 scales
@@ -57,6 +64,7 @@ PUBLISHED = {
     "jamba-1.5-large": 398_555_145_696,  # built; 398B in arXiv 2408.12570
     "jamba-v0.1": 51_570_323_328,  # built; 51.6B on the model card
     "kimi-k2": 1_026_408_235_864,
+    "laguna-xs.2": 33_442_617_088,  # built; 33B on the model card
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-11b-vision": 9_775_157_248,  # as the Llama of 40 layers that it is beside cross-attention
@@ -204,7 +212,7 @@ def test_every_fixture_is_checked_and_every_family_has_one() -> None:
     assert read_types >= set(FAMILIES) - {"qwen2_vl_text", "qwen2_5_vl_text"}
     wrappers = {"glm4v", "glm4v_moe", "mllama", "qwen3_vl", "qwen3_vl_moe"}
     wrappers |= {"glm_ocr", "granite4_vision", "granite_docling", "hunyuan_vl"}
-    wrappers |= {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
+    wrappers |= {"step3p7", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
     assert read_types - set(FAMILIES) <= wrappers
 
 
@@ -264,7 +272,7 @@ def test_wrong_encoders_are_refused_by_their_field(
     ],
 )
 def test_config_and_catalog_agree(fixture: str, name: str) -> None:
-    apart = {"name", "source", "published_parameters", "head_dim", "left_out"}
+    apart = {"name", "source", "published_parameters", "head_dim", "left_out", "stored_as"}
     read_here = read(config(fixture))
     if fixture == "llama-3.1-8b":
         assert read_here.rope == load_catalog_model("llama-3.1-405b").rope
@@ -888,6 +896,120 @@ def test_kimi_linear_has_delta_attention_in_three_layers_of_four() -> None:
             read(config("kimi-linear-48b-a3b") | change)
 
 
+def test_mimo_has_narrower_values_and_sinks_under_its_window_alone() -> None:
+    published = read(config("mimo-v2-flash"))
+    assert published.window_heads is not None
+    assert (published.window_heads.kv_heads, published.window_heads.sinks) == (8, True)
+    assert (published.attention_sinks, published.in_windows.attention_sinks) == (False, True)
+    assert (published.qk_head_dim, published.v_head_dim, published.sliding_window) == (
+        192,
+        128,
+        129,
+    )
+    # Attention of a layer by hand: queries, keys, values, output, and sinks under the window.
+    of_full = 4096 * (64 * 192 + 4 * (192 + 128) + 64 * 128)
+    of_windowed = 4096 * (64 * 192 + 8 * (192 + 128) + 64 * 128) + 64
+    assert attention_parameters(published) == of_full
+    assert attention_parameters(published.in_windows) == of_windowed
+    silent = {"hybrid_layer_pattern", "moe_layer_freq", "swa_num_key_value_heads"}
+    rest = {key: value for key, value in config("mimo-v2-flash").items() if key not in silent}
+    assert parameter_count(read(rest)) == parameter_count(published)
+
+
+def test_flint_and_kolibri_know_positions_under_windows_alone() -> None:
+    flint, kolibri = read(config("flint-40b-a3b")), read(config("kolibri-1-78b-a4b"))
+    silent = {"layer_types", "mlp_only_layers", "sliding_window", "norm_topk_prob"}
+    for name, published in (("flint-40b-a3b", flint), ("kolibri-1-78b-a4b", kolibri)):
+        rest = {key: value for key, value in config(name).items() if key not in silent}
+        assert read(rest).model_dump() == published.model_dump()
+        assert published.rope_in_windows_alone
+        assert published.sliding_window == 513
+    assert flint.attention_order == "FF" + "WWWF" * 11 + "WWF"
+    assert (flint.attention_sinks, kolibri.norms_per_layer) == (True, 4)
+    assert flint.moe is not None
+    assert kolibri.moe is not None
+    assert (flint.moe.dense_layers, flint.moe.router_bias) == (2, False)
+    assert (kolibri.moe.router_bias, kolibri.moe.router_normalized) == (True, False)
+    with pytest.raises(InputError, match="mlp_only_layers: must list the first layers"):
+        read(config("flint-40b-a3b") | {"mlp_only_layers": [0, 2]})
+
+
+def test_step_has_more_heads_under_its_window_and_a_gate_on_each() -> None:
+    published = read(config("step-3.7-flash"))
+    assert published.window_heads is not None
+    assert (published.heads, published.in_windows.heads, published.most_heads) == (64, 96, 96)
+    # By hand: queries, keys and values, output, gates, and two norms as wide as a head.
+    for kind, heads in ((published, 64), (published.in_windows, 96)):
+        assert attention_parameters(kind) == 4096 * (heads * 257 + 2 * 8 * 128) + 2 * 128
+    assert published.attention_order == ("FWWW" * 12)[:45]
+    assert published.moe is not None
+    assert (published.moe.dense_layers, published.moe.router_scaling_factor) == (3, 3.0)
+    assert (published.rope.base, published.rope.windowed_base) == (5e6, 1e4)
+    assert published.mtp_layers == 0
+    assert "multi-token prediction is left out" in str(published.attention_note)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        (
+            "mimo-v2-flash",
+            {"swa_v_head_dim": 64},
+            "swa_v_head_dim: only that of layers in full, .*64",
+        ),
+        (
+            "mimo-v2-flash",
+            {"hybrid_layer_pattern": [0, 2]},
+            "hybrid_layer_pattern: must list 0 .full",
+        ),
+        (
+            "mimo-v2-flash",
+            {"moe_layer_freq": [1] * 47 + [0]},
+            "moe_layer_freq: must put layers without",
+        ),
+        (
+            "mimo-v2-flash",
+            {"swa_num_key_value_heads": 7},
+            "must be a multiple of window_heads.kv_heads 7",
+        ),
+        ("laguna-xs.2", {"gating": "per-element"}, "gating: only true, or per-head, is supported"),
+        (
+            "laguna-xs.2",
+            {"num_attention_heads_per_layer": [48] * 39 + [64]},
+            "num_attention_heads_per_layer: must give layers of a kind as many heads each",
+        ),
+        ("laguna-xs.2", {"moe_router_logit_softcapping": 30.0}, "softcapping: only 0 is supported"),
+    ],
+)
+def test_heads_that_layers_of_a_kind_do_not_share_are_refused(
+    name: str, change: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        read(config(name) | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"moe_layers_enum": "2,4"}, "moe_layers_enum: must put layers without experts first"),
+        ({"rope_theta": ["a"] * 48}, "rope_theta: must list a number for each layer"),
+        ({"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate: only true is supported"),
+        ({"layer_types": ["full_attention"] * 7}, "layer_types: must name all 45 layers"),
+    ],
+)
+def test_what_step_cannot_have_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read(config("step-3.7-flash")["text_config"] | change)
+
+
+def test_widths_and_gates_of_heads_stand_in_plain_attention_alone() -> None:
+    plain = read(config("qwen3-8b")).model_dump(exclude_unset=True)
+    assert ModelSpec.model_validate(plain | {"value_head_dim": 64}).v_head_dim == 64
+    for field in ({"value_head_dim": 64}, {"attention_head_gates": True}):
+        with pytest.raises(ValidationError, match=f"{next(iter(field))} with mtp_layers"):
+            ModelSpec.model_validate(plain | {"mtp_layers": 1} | field)
+
+
 def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
     data = config("olmo-3-7b")
     del data["layer_types"]
@@ -913,20 +1035,16 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
             "hidden_size_per_layer_input: a token table for each layer",
         ),
         (
-            {"model_type": "mimo_v2_flash", "swa_num_key_value_heads": 8},
+            {"model_type": "inkling_text", "swa_num_key_value_heads": 8},
             "swa_num_key_value_heads: layers whose attention differs in heads or widths",
         ),
         (
-            {"model_type": "mimo_v2_flash", "attention_value_scale": 0.707, "v_head_dim": 128},
+            {"model_type": "mimo_v3", "attention_value_scale": 0.707, "v_head_dim": 128},
             "attention_value_scale: values of another width than keys",
         ),
         (
-            {"model_type": "step3p5", "attention_other_setting": {"num_attention_heads": 96}},
+            {"model_type": "step4pro", "attention_other_setting": {"num_attention_heads": 96}},
             "attention_other_setting: layers whose attention differs in heads or widths",
-        ),
-        (
-            {"model_type": "laguna", "num_attention_heads_per_layer": [48, 64]},
-            "num_attention_heads_per_layer: layers whose attention differs in heads or widths",
         ),
         (
             {"model_type": "deepseek_v4", "compress_ratios": [0, 4, 128], "index_topk": 512},
@@ -1087,6 +1205,85 @@ def test_endless_nesting_of_text_parts_is_refused() -> None:
         data = {"text_config": data}
     with pytest.raises(InputError, match="nested more than"):
         read(data)
+
+
+def quantised(**fields: object) -> dict[str, object]:
+    llama = json.loads((CONFIGS / "llama-3.1-8b.json").read_text(encoding="utf-8"))
+    return {**llama, "quantization_config": fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "stored", "note"),
+    [
+        ({"quant_method": "fp8", "fmt": "e4m3"}, "fp8", "FineGrainedFP8Config(dequantize=True)"),
+        ({"quant_method": "mxfp4"}, "mxfp4", "load it with Mxfp4Config(dequantize=True)"),
+        (
+            {"quant_method": "awq", "bits": 4},
+            "awq 4-bit",
+            "start from the model's checkpoint of 16",
+        ),
+        ({"quant_algo": "NVFP4"}, "modelopt NVFP4", "start from the model's checkpoint of 16 bits"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_8bit": True},
+            "bitsandbytes 8-bit",
+            "so does --train lora-8bit",
+        ),
+        (
+            {
+                "quant_method": "bitsandbytes",
+                "load_in_4bit": True,
+                "bnb_4bit_use_double_quant": True,
+            },
+            "bitsandbytes 4-bit",
+            "so does --train qlora",
+        ),
+        (
+            {"quant_method": "bitsandbytes", "_load_in_4bit": True},
+            "bitsandbytes 4-bit without double quantisation",
+            "so does --train qlora",
+        ),
+    ],
+)
+def test_weights_of_few_bits_are_said_and_change_no_count(
+    fields: dict[str, object], stored: str, note: str
+) -> None:
+    model = model_from_huggingface(quantised(**fields), "config.json")
+    assert model.stored_as == stored
+    assert note in str(stored_weights_note(stored))
+    assert parameter_count(model) == PUBLISHED["llama-3.1-8b"]
+
+
+def test_weights_that_training_keeps_need_no_note() -> None:
+    assert stored_weights_note("bitsandbytes 4-bit", 4) is None
+    assert stored_weights_note("bitsandbytes 8-bit", 8) is None
+    single = stored_weights_note("bitsandbytes 4-bit without double quantisation", 4)
+    assert "scales of 32 bits" in str(single)
+    anew = str(stored_weights_note("fp8", 4))
+    assert anew.endswith("(dequantize=True) and save it first")
+    assert "this plan at 16 bits" in str(stored_weights_note("bitsandbytes 8-bit", 16))
+
+
+def test_a_text_part_says_how_its_weights_are_stored() -> None:
+    inner = {**quantised(quant_method="compressed-tensors"), "model_type": "llama"}
+    model = model_from_huggingface({"model_type": "llava", "text_config": inner}, "config.json")
+    assert model.stored_as == "compressed-tensors"
+    assert model_from_huggingface(quantised(), "config.json").stored_as is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"quant_method": "bitnet"}, "quantization_config.quant_method: layers of ternary weights"),
+        ({"bits": 4}, "quantization_config.quant_method: must name how the checkpoint keeps"),
+        ({"quant_method": "gptq", "bits": "4"}, "quantization_config.bits: must be an integer"),
+    ],
+)
+def test_weights_that_cannot_be_trained_are_refused_by_their_field(
+    fields: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        model_from_huggingface(quantised(**fields), "config.json")
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [{"word_embed_proj_dim": 512}, {"do_layer_norm_before": False}])

@@ -43,6 +43,7 @@ UNKNOWN_TO_BRIDGE = (
     "Cohere",
     "Falcon",
     "FlexOlmo",
+    "Flint",
     "GPTBigCode",
     "GPTJ",
     "GraniteMoeSWA",
@@ -51,7 +52,10 @@ UNKNOWN_TO_BRIDGE = (
     "Helium",
     "HyperCLOVAX",
     "IQuestCoder",
+    "AXK1",
     "Jais2",
+    "Kolibri1",
+    "Laguna",
     "Lfm2",
     "Mellum",
     "MiniCPM3",
@@ -184,7 +188,7 @@ WITH_CODE = {
 transformers 5.23)."""
 NOT_ALONE = WITH_CODE | {
     "glm-4.1v-9b", "glm-4.5v", "glm-ocr", "granite-4-vision", "granite-docling", "hunyuan-vl", "mistral-4",
-    "qwen2.5-omni-7b", "qwen3-omni-30b-a3b",
+    "qwen2.5-omni-7b", "qwen3-omni-30b-a3b", "step-3.7-flash",
 }  # fmt: skip
 """And models whose text part transformers builds inside that of a multimodal one alone."""
 
@@ -288,6 +292,8 @@ IN_ONE = {
 GATE_IN_ONE = {"glm-4-9b-0414", "glm-4-9b-chat"}
 """Models that keep gate and up projection as one matrix, and queries, keys and values apart."""
 NOT_AS_PEFT = {
+    "flint-40b-a3b",
+    "kolibri-1-78b-a4b",
     "granite-3.1-3b-a800m",
     "granite-4.0-h-small",
     "granite-moe-shared",
@@ -303,9 +309,9 @@ NOT_AS_PEFT = {
     "qwen1.5-moe-a2.7b",
     "trinity-mini-26b-a3b",
 }
-"""Of Llama 4, Granite, LFM2-MoE, Qwen1.5-MoE, Hy3 and Phi-3.5-MoE, PEFT 0.21 leaves routed experts
-alone, which plans count. Of Trinity the count is 0.6 % off, of OLMo Hybrid, whose linear attention has
-queries, keys and values apart, 7 %. Beside Kimi Delta and lightning attention plans refuse adapters."""
+"""Of Llama 4, Granite, LFM2-MoE, Qwen1.5-MoE, Hy3, Flint, Kolibri and Phi-3.5-MoE, PEFT 0.21 leaves
+routed experts alone, which plans count. Of Trinity the count is 0.6 % off, of OLMo Hybrid, whose linear
+attention has queries, keys and values apart, 7 %. Beside Kimi Delta and lightning attention plans refuse adapters."""
 
 
 def every_matrix(name: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import pytest
 from meshwright.cluster_specs.reader import load_cluster
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError, InternalError
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.assemble import training_warnings
@@ -133,6 +134,15 @@ def test_a_batch_given_in_tokens_is_doubted() -> None:
     assert words.endswith("a batch of 4,194,304 tokens is one of 1,024")
     published = replace(asked, global_batch=15_360)
     assert not any("counts sequences" in words for words in training_warnings(published))
+
+
+def test_a_checkpoint_of_few_bits_is_said_where_training_holds_others() -> None:
+    asked = request(framework="fsdp2")
+    narrow = asked.model.model_copy(update={"stored_as": "bitsandbytes 4-bit"})
+    words = "keeps its weights as bitsandbytes 4-bit, this plan at 16 bits: call dequantize()"
+    for adapters, expected in ((None, 1), (AdapterSpec(), 1), (AdapterSpec(method="qlora"), 0)):
+        trained = replace(asked, model=narrow, adapters=adapters)
+        assert sum(words in warning for warning in training_warnings(trained)) == expected
 
 
 @pytest.mark.slow

@@ -19,8 +19,11 @@ from tests.planner.search.test_planner_optimum import (
 from tests.soaked import some
 
 
-def request(seed: int) -> PlanRequest:
-    """A small problem whose layers differ in their heads; some heads are too wide for FlashAttention."""
+def request(seed: int, *, gated: bool = False) -> PlanRequest:
+    """A small problem whose layers differ in their heads; some heads are too wide for FlashAttention.
+
+    Gated ones have twice the query heads under a window, with sinks, and narrower values.
+    """
     draw = random.Random(f"heads by kind {seed}")
     own = {
         "mtp_layers": 0,
@@ -35,6 +38,10 @@ def request(seed: int) -> PlanRequest:
         "window_heads": WindowHeadsSpec(kv_heads=8, head_dim=draw.choice([128, 256])),
         "values_are_keys": draw.random() < 0.5,
     }
+    if gated:
+        windowed = WindowHeadsSpec(heads=16, kv_heads=8, head_dim=128, sinks=True)
+        own |= {"window_heads": windowed, "head_dim": 128, "values_are_keys": False}
+        own |= {"value_head_dim": 64, "attention_head_gates": True, "value_norm": False}
     spec = ModelSpec.model_validate(model(draw).model_dump(exclude_unset=True) | own)
     adapters = AdapterSpec(rank=16) if draw.random() < 0.4 else None
     return PlanRequest(
@@ -51,6 +58,17 @@ def request(seed: int) -> PlanRequest:
 @pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(request(seed))
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_search_equals_brute_force_with_gates(seed: int) -> None:
+    check_against_brute_force(request(seed, gated=True))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [*range(2, 6), *some(range(6, 40))])
+def test_the_search_equals_brute_force_with_gates_many(seed: int) -> None:
+    check_against_brute_force(request(seed, gated=True))
 
 
 @pytest.mark.soak
