@@ -524,8 +524,8 @@ def state_bytes(
 def parameters_go_with_states(framework: str) -> bool:
     """Whether offloading the optimizer takes every parameter to the host, with a gradient or without.
 
-    FSDP2's CPUOffloadPolicy does (torch 2.13, fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param); DeepSpeed
-    and Megatron move what they step.
+    FSDP2's CPUOffloadPolicy does (torch 2.13, fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param);
+    DeepSpeed and Megatron move what they step.
 
     Parameters
     ----------
