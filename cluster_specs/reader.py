@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from os import PathLike
@@ -101,6 +102,7 @@ def _entries(file: str) -> Mapping[str, dict[str, Any]]:
 MOST_NODES = 131_072
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 _FILLED = ("gpus_per_node", "nvlink_domain", "nic_gbps_per_gpu")
+_MODEL_NUMBER = re.compile(r"(?!\d+(gb|w)$)[a-z]*\d{2,}[a-z]*")
 _MEDIUM_WORDS: tuple[tuple[str, Medium], ...] = (
     ("roce", "roce"),
     ("spectrum-x", "roce"),
@@ -170,7 +172,7 @@ def _named_or_in_file(text: str) -> ClusterSpec:
     if near is None or text.lower() not in near:
         # A GPU's name stands for the first cluster with it: H100-80GB is dgx-h100, not dgx-a100-40gb.
         by_device = {load_cluster(name).device.name: name for name in reversed(cluster_names())}
-        near = near_miss(text, (*cluster_names(), *by_device))
+        near = near_miss(text, (*cluster_names(), *by_device)) or _device_meant(text, by_device)
     raise InputError(
         "neither a catalog name nor a file",
         where="cluster",
@@ -178,6 +180,17 @@ def _named_or_in_file(text: str) -> ClusterSpec:
         did_you_mean=by_device.get(near or "", near),
         allowed=cluster_names(),
     )
+
+
+def _device_meant(text: str, devices: Collection[str]) -> str | None:
+    """The device that a driver or a scheduler calls so: NVIDIA H100 80GB HBM3, or gpu:h100:8."""
+    words = set(re.findall(r"[a-z0-9]+", text.lower()))
+
+    def alike(device: str) -> set[str]:
+        return {word for word in device.split("-") if word in words}
+
+    named = [each for each in devices if any(map(_MODEL_NUMBER.fullmatch, alike(each)))]
+    return max(named, key=lambda device: len(alike(device)), default=None)
 
 
 def _named_parts(parts: object) -> str:

@@ -41,6 +41,12 @@ _FROZEN_BITS = (
 )
 _AS_FSDP2, _AS_MEGATRON = "is planned as --framework fsdp2", "is planned as --framework megatron"
 _LAUNCHED = "starts plans of deepspeed and fsdp2: plan with one of them, then `launch --target {}`"
+_BY_ITS_OWN_SCRIPT = dict.fromkeys(
+    ("nemo-rl", "openrlhf", "slime", "verl"),
+    "trains the actor with one of these frameworks, by a script of its own: plan its update with --kind sft "
+    "and write the plan's degrees there; of verl and NeMo-RL `--baseline SCRIPT` says which to change",
+)
+_BY_LAUNCH_SH = "runs launch.sh of a framework's target on each node: {}"
 _SAID_OF_OTHERS = {
     "kind": {
         **dict.fromkeys(("ppo", "grpo", "gspo", "dapo", "rloo"), _UPDATES_OF_REWARDS),
@@ -69,6 +75,17 @@ _SAID_OF_OTHERS = {
         },
         "llamafactory": _LAUNCHED.format("llama-factory"),
         "swift": _LAUNCHED.format("ms-swift"),
+        **_BY_ITS_OWN_SCRIPT,
+    },
+    "target": {
+        **dict.fromkeys(("nemo", "megatron-bridge"), "is written as --target bridge"),
+        **dict.fromkeys(("accelerate", "fsdp"), "is written as --target fsdp2"),
+        **dict.fromkeys(("k8s", "jobset", "kueue"), "is written as --target kubernetes"),
+        **dict.fromkeys(("kubeflow", "trainer"), "is written as --target trainjob"),
+        **dict.fromkeys(("mpi", "mpirun"), "is written as --target openmpi"),
+        **dict.fromkeys(("lsf", "sagemaker"), _BY_LAUNCH_SH.format("bash launch.sh node")),
+        "pbs": _BY_LAUNCH_SH.format("it reads PBS_NODEFILE"),
+        **_BY_ITS_OWN_SCRIPT,
     },
 }
 """By parameter, what is said of a word that is none of its choices and that users know."""

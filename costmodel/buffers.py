@@ -157,7 +157,8 @@ def _offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile)
     """What an offloaded optimizer's gradients and weights pass through between the GPU and the host.
 
     Gradients: as much as the largest matrix (DeepSpeed). Weights under FSDP2: the shards of two layers, or of
-    a token table, one being gathered and the next one's copied ahead (torch 2.13, `_fsdp_param_group.py`).
+    a token table, one being gathered and the next one's copied ahead (torch 2.13, `_fsdp_param_group.py`);
+    frozen ones as they are, a token table's of 16 bits.
     """
     model = workload.model
     widest = _widest_columns(model) * model.hidden / np.asarray(layout.tp)
@@ -165,13 +166,19 @@ def _offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile)
     offloads, stage = np.asarray(layout.optimizer_offload) > 0, np.asarray(layout.zero_stage)
     layer = _mean_rank_parameters(model, layout) * layout.pp / model.layers
     of_dense, _ = optimizer_shards(layout)
-    uploaded = np.maximum(2.0 * layer, np.asarray(table_parameters(model, layout))) / of_dense
+    table = np.asarray(table_parameters(model, layout))
+    uploaded = np.maximum(2.0 * layer, table) / of_dense
+    states = profile.upload_bytes * uploaded
+    if workload.adapters is not None and profile.upload_bytes:
+        trained, frozen = workload.trained_shares[0], workload.frozen_weight_bytes[0]
+        of_layers = 2.0 * layer * (frozen + trained * profile.upload_bytes)
+        states = np.maximum(of_layers, 2.0 * table) / of_dense
     # Two layers' shards in 16 bits, one in use and one on its way.
     parameters = _UPLOADED_WEIGHT_BYTES * uploaded if workload.offload_parameters else 0.0
     return np.where(
         offloads & (stage < 3),
         profile.offload_buffer_bytes * largest,
-        np.where(offloads, profile.upload_bytes * uploaded, 0.0) + parameters,
+        np.where(offloads, states, 0.0) + parameters,
     )
 
 

@@ -511,7 +511,7 @@ def state_bytes(
     states: Floats = on_gpu * of_shard
     if workload.adapters is not None:
         trained, frozen = workload.trained_shares[experts], workload.frozen_weight_bytes[experts]
-        base = frozen * weight / 2.0 + copies
+        base = frozen * weight / 2.0 * (1.0 - _frozen_offloaded(workload, layout)) + copies
         weights = np.where(fsdp, 1.0 / d, 1.0) * base + trained * weights
         gradients, states = trained * gradients, trained * states
     if workload.keeps_reference:
@@ -520,6 +520,32 @@ def state_bytes(
         factor = workload.factors.state_memory
         return weights * factor, gradients * factor, states * factor
     return weights, gradients, states
+
+
+def parameters_go_with_states(framework: str) -> bool:
+    """Whether offloading the optimizer takes every parameter to the host, with a gradient or without.
+
+    FSDP2's CPUOffloadPolicy does (torch 2.13, fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param);
+    DeepSpeed and Megatron move what they step.
+
+    Parameters
+    ----------
+    framework : str
+        Or the stack of a measured run.
+
+    Returns
+    -------
+    bool
+        True of frameworks on FSDP2.
+    """
+    return memory_profile(framework).offloaded_shard_bytes == 0.0
+
+
+def _frozen_offloaded(workload: Workload, layout: Layout) -> Floats:
+    """Share of frozen weights in the hosts' memory, 0 to 1."""
+    offloaded: Floats = np.asarray(layout.optimizer_offload) / 100.0
+    goes = workload.adapters is not None and parameters_go_with_states(workload.framework)
+    return offloaded * goes
 
 
 def frozen_encoder_bytes(workload: Workload, layout: Layout) -> Floats:
@@ -586,6 +612,8 @@ def offloaded_bytes(
     if pages_states(workload):
         states = states + workload.trained_shares[experts] * share * moments
     states = states + reference_bytes(workload, layout, shards)[1]
+    frozen = workload.frozen_weight_bytes[experts]
+    states = states + _frozen_offloaded(workload, layout) * frozen * share
     on_host = workload.offload_parameters and not workload.parameters_on_drives
     return states + (_HOST_WEIGHT_BYTES * share if on_host else 0.0)
 

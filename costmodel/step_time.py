@@ -41,6 +41,7 @@ from meshwright.costmodel.layer_kinds import COPY_SHARE, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
 from meshwright.costmodel.lengths import mean_slowest
 from meshwright.costmodel.optimizers import (
+    FP32_BYTES,
     moments_bytes,
     orthogonalising_s,
     pages_states,
@@ -188,7 +189,7 @@ def optimizer_s(
     uploads fp32 shards ahead of each gather and adds up gradients on the host: its uploads run beside other
     layers, its downloads do not where micro-batches accumulate (torch 2.13, `_fsdp_collectives.py`,
     `foreach_reduce`). Under torch's pipelines gradients come down once, and under accelerate unless each
-    micro-batch's are reduced.
+    micro-batch's are reduced. Frozen weights go up as they are, ahead of the same gathers.
 
     Parameters
     ----------
@@ -210,7 +211,11 @@ def optimizer_s(
     parameters = numbers[0] / ranks[0] + numbers[1] / ranks[1]
     offloaded = np.asarray(c.layout.optimizer_offload) / 100.0
     on_gpu_s = _on_gpu_s(c, numbers, ranks, 1.0 - offloaded, numbers_of_groups)
-    on_host_s = offloaded * (_host_s(c, parameters) + _states_on_drives_s(c, parameters))
+    sizes = c.workload.frozen_weight_bytes
+    frozen = sizes[0] * np.asarray(dense) / ranks[0] + sizes[1] * np.asarray(expert) / ranks[1]
+    frozen_bytes = frozen if c.workload.adapters is not None else 0.0
+    on_host_s = _host_s(c, parameters, frozen_bytes) + _states_on_drives_s(c, parameters)
+    on_host_s = offloaded * on_host_s
     states_s: Floats = np.maximum(on_gpu_s, on_host_s)
     return states_s + _uploads_s(c, parameters) if c.workload.offload_parameters else states_s
 
@@ -265,8 +270,10 @@ def _pcie_bytes_per_s(c: Context) -> float:
     return 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
 
 
-def _host_s(c: Context, parameters: Floats) -> Floats:
-    """Seconds of updating parameters on the host, and of the transfers that the step waits for."""
+def _host_s(c: Context, parameters: Floats, frozen_bytes: Floats) -> Floats:
+    """Seconds of updating parameters on the host, and of the transfers that the step waits for, those of
+    shards of frozen weights among them.
+    """
     framework = c.constants.framework
     update_s = framework.host_update_bytes * np.asarray(parameters) / _HOST_BYTES_PER_S
     layout, stage = c.layout, np.asarray(c.layout.zero_stage)
@@ -275,13 +282,16 @@ def _host_s(c: Context, parameters: Floats) -> Floats:
     reduced = np.where(whole | (not framework.reduces_each_micro_batch), 1, micro_batches)
     # A pass that scores gathers once, beside the gathers of a forward and a backward pass.
     scoring = 1.0 + 0.5 * c.workload.scoring_passes
+    gathers = framework.host_gather_bytes * np.where(stage == 3, micro_batches, 0) * scoring
     moved = (
         framework.host_transfer_bytes
         + framework.host_accumulation_bytes * np.where(stage >= 2, reduced, 0)
-        + framework.host_gather_bytes * np.where(stage == 3, micro_batches, 0) * scoring
+        + gathers
     )
     sums_s = framework.host_sum_bytes * (reduced - 1) * parameters / _HOST_BYTES_PER_S
-    seconds: Floats = update_s + sums_s + moved * parameters / _pcie_bytes_per_s(c)
+    # What goes up of a trained weight is its fp32 shard.
+    copied = moved * parameters + gathers / FP32_BYTES * frozen_bytes
+    seconds: Floats = update_s + sums_s + copied / _pcie_bytes_per_s(c)
     return seconds
 
 

@@ -145,7 +145,8 @@ def _number(text: str, whole: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e12:
-        raise InputError("must be numbers", where="--sweep", value=whole)
+        what = "must be numbers, as in gpus=8+16 or gpus=8:64:x2"
+        raise InputError(what, where="--sweep", value=whole)
     return number
 
 

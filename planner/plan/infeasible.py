@@ -450,8 +450,9 @@ TRIAL_PRICED = 30
 
 
 def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
-    """The conflict behind an infeasible request, and changes that make it feasible: single ones, and one pair
-    where no single one does on the same machine and framework.
+    """The conflict behind an infeasible request, and changes that make it feasible: single ones, one pair
+    where no single one does on the same machine and framework, and what makes room under another framework
+    where no pair does either.
     """
     conflict = conflict_of(request)
     rules = [_conflicting_rule(conflict, row, workload) for row in conflict.core]
@@ -461,6 +462,8 @@ def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
     if all(change.change in ELSEWHERE for change in changes):
         is_memory = not names or HbmCapacity.name in names
         changes += _least_pair(request, is_memory)
+        if is_memory and {change.change for change in changes} <= ELSEWHERE - {"framework"}:
+            changes += _roomier_frameworks(request)
     if not rules:
         rules = list(_rules_of_mappings(request, changes))
     if not rules:
@@ -571,18 +574,45 @@ def _other_frameworks(request: PlanRequest, conflicting: Set[str]) -> Iterator[S
     in whose memory one is found without that of the hosts, where memory is missing.
     """
     is_broken = any(name.startswith(f"{request.framework}-") for name in conflicting)
-    others = FRAMEWORK_NAMES if is_broken or HbmCapacity.name in conflicting else ()
+    may_help = is_broken or HbmCapacity.name in conflicting
     forbids = request.forbids if is_broken else (*request.forbids, "optimizer-offload")
-    for name in others:
+    forbidding = replace(request, forbids=tuple(dict.fromkeys(forbids)))
+    for change, changed in _on_frameworks(forbidding) if may_help else ():
+        if _feasible(changed):
+            yield change
+            return
+
+
+def _on_frameworks(request: PlanRequest) -> Iterator[tuple[SmallestChange, PlanRequest]]:
+    """Each other framework that knows what is asked for, with the request under it."""
+    for name in FRAMEWORK_NAMES:
         if name == request.framework:
             continue
         try:
-            changed = replace(request, framework=name, forbids=tuple(dict.fromkeys(forbids)))
+            changed = replace(request, framework=name)
         except InputError:
             continue
-        if _feasible(changed):
-            yield SmallestChange(change="framework", value=name, asked=request.framework)
-            return
+        yield SmallestChange(change="framework", value=name, asked=request.framework), changed
+
+
+def _roomier_frameworks(request: PlanRequest) -> Iterator[SmallestChange]:
+    """The first framework under which one change that makes room, or else two, let a plan be found."""
+    frameworks = list(_on_frameworks(request))
+    for most in (1, 2):
+        for change, changed in frameworks:
+            for room in _least_room(changed) if most == 1 else _least_pair(changed, is_memory=True):
+                fits = {"needs_gib": room.needs_gib, "usable_gib": room.usable_gib}
+                alone = room.model_copy(update={"needs_gib": None, "usable_gib": None})
+                yield change.model_copy(update={"together_with": alone, **fits})
+                return
+
+
+def _least_room(request: PlanRequest) -> Iterator[SmallestChange]:
+    """What makes room and lets a plan be found, that which changes the training least first."""
+    for change, changed in _with_room(request):
+        fitting = None if _opens_nothing(request, changed) else _fitting(change, changed)
+        if fitting is not None:
+            yield fitting
 
 
 def _wishes_lifted(request: PlanRequest) -> Iterator[SmallestChange]:
@@ -678,10 +708,10 @@ def _single_changes(
     if request.reserve_gib:
         nothing = SmallestChange(change="reserve-gib", value=0.0, asked=request.reserve_gib)
         yield nothing, replace(request, reserve_gib=0.0)
+    yield from _with_room(request)
     if request.memory_risk < POINT_ESTIMATE:
         risk = SmallestChange(change="memory-risk", value=POINT_ESTIMATE, asked=request.memory_risk)
         yield risk, replace(request, memory_risk=POINT_ESTIMATE)
-    yield from _with_room(request)
 
 
 def _opens_nothing(request: PlanRequest, changed: PlanRequest) -> bool:

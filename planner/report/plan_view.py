@@ -11,6 +11,7 @@ from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.lengths import DEALT
 from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_flops
+from meshwright.costmodel.states import parameters_go_with_states
 from meshwright.model_specs.parameters import encoder_parameters
 from meshwright.planner.analysis.neighbours import Rival, rivals
 from meshwright.planner.drawing import (
@@ -299,7 +300,8 @@ def _host_memory(plan: Plan, predicted: Predicted) -> str:
         "moments": OPTIMIZER_TRAITS[inputs.optimizer].paged,
         "reference": inputs.reference == "offloaded",
         "activations": execution is not None and execution.offload_modules != "none",
-        "parameters": execution is not None and execution.parameter_offload == "cpu",
+        "parameters": (execution is not None and execution.parameter_offload == "cpu")
+        or (plan.layout.optimizer_offload > 0 and parameters_go_with_states(inputs.framework)),
     }
     others = [what for what, is_there in there.items() if is_there]
     words = host_words(plan.layout.optimizer_offload, predicted.host_memory_gib, others)

@@ -13,7 +13,7 @@ import yaml
 
 from meshwright.cluster_specs.allocation import allocated_gpus, only_nodes
 from meshwright.cluster_specs.importers.facts import expand
-from meshwright.cluster_specs.reader import MOST_NODES, read_cluster
+from meshwright.cluster_specs.reader import MOST_NODES, cluster_names, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.calibration import Calibration, constants_digest
 from meshwright.documents import (
@@ -173,6 +173,8 @@ def read_request(
         If a name, a file or a field cannot be used.
     """
     check_options(options)
+    if isinstance(model, str) and model in cluster_names():
+        raise InputError("is a cluster: say it behind --cluster", where="model", value=model)
     cluster_spec = limited_to_nodes(read_cluster(cluster, gpus), nodes)
     model_spec = read_model(model)
     gpu_count = allocated_gpus(cluster_spec, gpus)

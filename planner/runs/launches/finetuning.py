@@ -895,6 +895,7 @@ _AXOLOTL = "axolotl"
 _BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH = "base_model", "sequence_len", "micro_batch_size"
 _AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, STEPS: 1, _AXOLOTL_LENGTH: 512}
 _TENSOR, _CONTEXT, _REPLICAS = "tensor_parallel_size", "context_parallel_size", "dp_replicate_size"
+_SHARDS = "dp_shard_size"
 _IMPLEMENTATION, _CHECKPOINTS = "attn_implementation", "gradient_checkpointing"
 _IMPLEMENTATIONS = {
     "sdpa": "sdpa",
@@ -934,7 +935,7 @@ _AXOLOTL_READ = frozenset(
         *(_BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH, STEPS, _IMPLEMENTATION, _CHECKPOINTS),
         *(_RANK_BATCH, "bf16", "fp16", "sample_packing", "pad_to_sequence_len"),
         *("flash_attention", DEEPSPEED_FILE),
-        *(_FSDP, _FSDP_SECTION, "fsdp_version", "dp_shard_size"),
+        *(_FSDP, _FSDP_SECTION, "fsdp_version", _SHARDS),
         *(_TENSOR, _CONTEXT, _REPLICAS),
         *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, FOUR_BITS, _BNB),
         *(EIGHT_BITS, _AXOLOTL_DECOMPOSES, SAVED_TENSORS.flag),
@@ -950,7 +951,7 @@ def is_axolotl(document: dict[str, Any]) -> bool:
 
 
 def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
-    """The run of an Axolotl configuration; its cluster and its GPUs are not part of it.
+    """The run of an Axolotl configuration; its cluster is not part of it.
 
     Parameters
     ----------
@@ -999,6 +1000,10 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
     replicas = whole_number(document, _REPLICAS, where) or 1
     if replicas > 1:
         settings["shard_groups"] = replicas
+    shards = document.get(_SHARDS)
+    if isinstance(shards, int) and shards > 0:
+        # All ranks: what accelerate multiplies to the size of its mesh (parallelism_config.py, total_size).
+        settings["gpus"] = shards * replicas * settings["tp"] * settings["cp"]
     remarks, model = run.remarks, known_model(document[_BASE], path)
     if document.get("sample_packing") is True:
         remarks = (*remarks, PACKED)

@@ -59,6 +59,7 @@ CASES = {
         model=load_catalog_model("mamba2-2.7b"), framework="torchtitan", gpus=8
     ),
     "preferences": request(model=BIG, framework="fsdp2", kind="dpo", gpus=8),
+    "a million tokens": request(model=SMALL, gpus=8, global_batch=1, seq_len=1_048_576),
 }
 
 
@@ -208,6 +209,28 @@ def test_two_changes_are_offered_where_no_single_one_keeps_the_machine() -> None
     assert has_plan(enough)
     for half in words.split(", and "):
         assert not has_plan(changed(asked, half)[0])
+
+
+@pytest.mark.parametrize("framework", ["megatron", "fsdp2"])
+def test_what_makes_room_under_another_framework_is_offered(framework: str) -> None:
+    """Under Megatron 32 GPUs or larger ones were all that was offered; FSDP2 has a loss in chunks, and keeps
+    inputs of layers on the host. FSDP2 itself was told to take an even chance of running out instead.
+    """
+    asked = replace(CASES["a million tokens"], framework=framework_named(framework).name)
+    answer = fastest_plan(asked).infeasible
+    assert answer is not None
+    words = answer.smallest_changes[-1]
+    here = "" if framework == "fsdp2" else f"take --framework fsdp2, not {framework}, and "
+    assert words.startswith(
+        f"{here}permit activation-offload (--allow activation-offload), and take"
+    )
+    enough, _ = changed(asked, words)
+    assert enough.loss == "liger"
+    plan = fastest_plan(enough)
+    assert plan.predicted is not None
+    needs_gib = answer.changes[-1].needs_gib
+    assert needs_gib is not None
+    assert max(plan.predicted.memory_gib) <= needs_gib
 
 
 def test_two_pins_that_are_both_wrong_are_dropped_together() -> None:
