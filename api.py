@@ -213,12 +213,12 @@ def recommend(
         If an argument or a file cannot be used.
     """
     from meshwright.planner.many.jobs import chosen_folder
-    from meshwright.planner.many.recommend import plan_sizes, read_size_request
+    from meshwright.planner.many.recommend import SizeRequest, plan_sizes
 
-    request = read_size_request(
+    request = SizeRequest(
         model=model,
         clusters=(cluster,) if isinstance(cluster, str) else tuple(cluster),
-        gpus=gpus,
+        most_gpus=gpus,
         step_time_s=step_time_s,
         tokens_per_s=tokens_per_s,
         days=days,

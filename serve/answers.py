@@ -35,7 +35,7 @@ from meshwright.model_specs.reader import catalog_names, hub_names, read_model
 from meshwright.planner.drawing import count, counted, percent, rounded_seconds
 from meshwright.planner.launch.plan_files import TARGETS, plan_files
 from meshwright.planner.many.jobs import JobDoc
-from meshwright.planner.many.recommend import SizeRequest, plan_sizes, read_size_request
+from meshwright.planner.many.recommend import SizeRequest, plan_sizes
 from meshwright.planner.many.sweep import SweepReport, sweep
 from meshwright.planner.plan.document import Plan, with_digest
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
@@ -403,18 +403,15 @@ def fewest_request(fields: Fields) -> SizeRequest:
     plan = {name: fields[name] for name in (*_OF_PLAN, *COST_FIELDS)}
     for name in ("model", "cluster", "gpus"):
         del plan[name]
-    return read_size_request(
+    return SizeRequest(
         model=fields["model"],
         clusters=(fields["cluster"],),
         plan={**plan, "time_limit": fields["time_limit"] / MOST_STEPS},
-        gpus=fields["gpus"],
+        most_gpus=fields["gpus"],
         step_time_s=fields["step_time_s"],
         tokens_per_s=fields["tokens_per_s"],
         days=fields["days"] if fields["by_days"] else None,
-        sizes=(),
-        reserves_gib=(),
         workers=1,
-        cache=None,
     )
 
 

@@ -205,13 +205,17 @@ def deepspeed_start(launch: Launch) -> Start:
     own, which takes the configuration.
     """
     inputs = launch.inputs
-    own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
     whole = all(getattr(launch.layout, axis) == 1 for axis in DEGREES if axis != "dp")
-    own_script = own_script or (inputs.kind == "sft" and whole)
-    own_script = own_script or in_chunks(inputs.loss) is not None
-    own_script = own_script or inputs.model.encoder is not None
-    own_script = own_script or launch.execution.offload_modules == "saved_tensors"
-    if own_script or inputs.optimizer not in SCRIPT_OPTIMIZERS:
+    own_script = (
+        inputs.adapters is not None,
+        STEP_KINDS[inputs.kind].on_preferences,
+        inputs.kind == "sft" and whole,
+        in_chunks(inputs.loss) is not None,
+        inputs.model.encoder is not None,
+        launch.execution.offload_modules == "saved_tensors",
+        inputs.optimizer not in SCRIPT_OPTIMIZERS,
+    )
+    if any(own_script):
         return _with_trainer(launch)
     _require_even_stages(launch)
     args = megatron_deepspeed_args(launch)
@@ -382,17 +386,19 @@ def _adapter_files(launch: Launch) -> dict[str, str]:
             "PEFT's adapters of experts depend on how transformers keeps them, which the plan does not know: "
             "leave experts out of --lora-targets, or choose the megatron framework."
         )
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": adapters.rank,
+    kind: dict[str, object] = {"peft_type": "LORA", "task_type": "CAUSAL_LM"}
+    return {ADAPTER_FILE: json_file(kind | _peft_fields(adapters, "r", "target_modules"))}
+
+
+def _peft_fields(adapters: AdapterSpec, rank: str, modules: str) -> dict[str, object]:
+    """Arguments of PEFT's LoraConfig, of which programs call two by names of their own."""
+    fields: dict[str, object] = {
+        rank: adapters.rank,
         "lora_alpha": 2 * adapters.rank,
         "lora_dropout": 0.0,
-        "target_modules": peft_modules(adapters),
+        modules: peft_modules(adapters),
     }
-    if adapters.decomposed:
-        config["use_dora"] = True
-    return {ADAPTER_FILE: json_file(config)}
+    return fields | ({"use_dora": True} if adapters.decomposed else {})
 
 
 def _require_even_stages(launch: Launch) -> None:
@@ -741,8 +747,6 @@ def trl_files(plan: Plan) -> dict[str, str]:
     launch, files = _of_stack(plan, "TRL", degrees=(), losses=(TRL_LOSS,))
     inputs, layout = launch.inputs, launch.layout
     command = _command("TRL", _TRL_COMMANDS, launch)
-    if inputs.model.encoder is not None:
-        raise _not_there("TRL", "is not written for images")
     if inputs.reference not in (None, "resident", "precomputed"):
         raise _not_there("TRL", f"has no reference that is {inputs.reference}")
     loss = TRL_LOSS if command == "sft" else TRL_STEPS[command].loss
@@ -790,15 +794,7 @@ def trl_files(plan: Plan) -> dict[str, str]:
 
 
 def _trl_adapters(adapters: AdapterSpec) -> dict[str, object]:
-    fields: dict[str, object] = {
-        "use_peft": True,
-        "lora_r": adapters.rank,
-        "lora_alpha": 2 * adapters.rank,
-        "lora_dropout": 0.0,
-        "lora_target_modules": peft_modules(adapters),
-    }
-    if adapters.decomposed:
-        fields["use_dora"] = True
+    fields = {"use_peft": True} | _peft_fields(adapters, "lora_r", "lora_target_modules")
     if adapters.base_bits == 8:
         fields["load_in_8bit"] = True
     elif adapters.base_bits == 4:
@@ -819,8 +815,6 @@ def swift_files(plan: Plan) -> dict[str, str]:
     launch, files = _of_stack(plan, "ms-swift", degrees=())
     inputs, layout = launch.inputs, launch.layout
     command = _command("ms-swift", _SWIFT_COMMANDS, launch)
-    if inputs.model.encoder is not None:
-        raise _not_there("ms-swift", "is not written for images")
     if inputs.reference not in (None, "resident"):
         what = f"keeps its reference resident, the plan's is {inputs.reference}"
         raise _not_there("ms-swift", what)
@@ -861,8 +855,6 @@ def _megatron_swift_files(plan: Plan) -> dict[str, str]:
     launch = legal_launch(plan, MEGATRON, own_steps=True)
     inputs = launch.inputs
     command = _command("ms-swift", _SWIFT_COMMANDS, launch)
-    if inputs.model.encoder is not None:
-        raise _not_there("ms-swift", "is not written for images")
     fields: dict[str, object] = {
         "model": _checkpoint(inputs.model),
         "use_hf": True,
@@ -922,16 +914,7 @@ def _swifts_fsdp(launch: Launch) -> dict[str, object]:
 
 
 def _swift_adapters(adapters: AdapterSpec) -> dict[str, object]:
-    modules = peft_modules(adapters)
-    fields: dict[str, object] = {
-        "tuner_type": "lora",
-        "lora_rank": adapters.rank,
-        "lora_alpha": 2 * adapters.rank,
-        "lora_dropout": 0.0,
-        "target_modules": modules,
-    }
-    if adapters.decomposed:
-        fields["use_dora"] = True
+    fields = {"tuner_type": "lora"} | _peft_fields(adapters, "lora_rank", "target_modules")
     if adapters.base_bits < 16:
         fields |= {"quant_method": "bnb", "quant_bits": adapters.base_bits}
     if adapters.base_bits == 4:
@@ -959,9 +942,13 @@ def _of_trainer(launch: Launch) -> dict[str, object]:
 
 
 def _command(stack: str, commands: Mapping[str, str], launch: Launch) -> str:
-    """What a stack calls the training of a plan. Raises InfeasibleError where it has no name for it."""
+    """What a stack calls the training of a plan. Raises InfeasibleError where it has no name for it, or where
+    it trains on images.
+    """
     if launch.inputs.kind not in commands:
         raise _not_there(stack, f"has no command for {launch.inputs.kind}")
+    if launch.inputs.model.encoder is not None:
+        raise _not_there(stack, "is not written for images")
     return commands[launch.inputs.kind]
 
 

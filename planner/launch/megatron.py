@@ -88,89 +88,135 @@ def linear_bias(model: ModelSpec) -> bool:
     )
 
 
+_SENTENCES = {
+    "embedding_norm": "The norm after the embedding is left out.",
+    "embedding_scale": "Embeddings are not multiplied by {model.embedding_scale:g}.",
+    "output_scale": "Logits are not multiplied by {model.output_scale:g}.",
+    "output_bias": "Logits have no bias.",
+    "norm_bias": "Layer norms have a shift beside their scale.",
+    "final_logit_cap": "Logits are not capped at {model.final_logit_cap:g}.",
+    "window_heads": "Layers with a window have the heads of those in full.",
+    "value_head_dim": "Values are as wide as keys.",
+    "attention_head_gates": "Heads of attention have no gates.",
+    "values_are_keys": "Values have a projection of their own.",
+    "value_norm": "Values have no norm.",
+    "moe.output_norm": "No norm stands behind the experts.",
+    "moe.router_scales": "Routers have no scales beside their matrix.",
+    "norms_per_layer": "Each layer has {norms}.",
+    "mamba.conv_kernel": "Convolutions see 4 positions, not {model.mamba.conv_kernel}.",
+    "mamba.conv_bias": "Convolutions have biases.",
+    "mamba.chunk": "Scans work on 128 positions at once, not {model.mamba.chunk}.",
+    "mamba.gated_norm": "The output of Mamba-2 has a norm.",
+    "norms_after_blocks": "Norms come before attention and feed-forward, not after them.",
+    "parallel_block": "Attention and feed-forward run one after the other, not side by side.",
+    "biases": "Megatron has one switch for biases: all linear layers have one.",
+    "activation": "{activation}",
+    "gelu_form": "GELU is exact: its tanh approximation is fused with a bias only.",
+    "swiglu_alpha": f"The gate's alpha is {QUICK_GELU_ALPHA}, not {{model.swiglu_alpha:g}}.",
+    "position": "ALiBi is not available: the model is trained without position embedding.",
+    "rope.base": "--rotary-base takes whole numbers: {whole_base}, not {model.rope.base}.",
+    "rope.windowed_base": "Windowed layers turn by the base of all layers, not by "
+    "{model.rope.windowed_base:g}.",
+    "rope.windowed_fraction": "Of heads under a window the same share turns, {model.rope.fraction:g}.",
+    "rope.scaling": "{scaling}",
+    "qk_norm_full_width": "Query and key norms work head by head, not over all heads together.",
+    "chunked_windows": "Windows slide: attention is not cut into chunks.",
+    "rope_in_windows_alone": "Layers that attend to all positions have position embeddings too.",
+    "qk_norm_weights": "The norms of queries and keys have weights.",
+    "attention_scale": "Attention scores are divided by the root of a head's width, not multiplied by "
+    "{model.attention_scale:g}.",
+    "attention_logit_cap": "Attention scores are not capped at {model.attention_logit_cap:g}.",
+    "moe.router_bias": "{router_bias}",
+    "moe.router_normalized": "The weights of a token's experts are made to add up to 1.",
+    "moe.router_score": "The experts of a token are the best two by softmax, not two that SparseMixer draws.",
+    "moe.router_scales_inputs": "A token's weight multiplies what its expert returns, not what it reads.",
+    "moe.router_groups": "A group of experts is chosen by the sum of its best scores, not by its single "
+    "best.",
+}
+"""By the field of a model that Megatron has no switch for, in the order of a launch's notes."""
+_STAND_INS = {
+    "relu": "ReLU is not available: GELU stands in, at the same cost.",
+    "xielu": "xIELU is not available: GELU stands in, at the same cost.",
+    "geglu": "GeGLU is computed with the sigmoid approximation of GELU (--quick-geglu).",
+}
+
+
 def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
     """Where the arguments train another network than the specification, for want of a switch."""
-    differing = _block_shortfalls(model)
-    differing |= _activation_shortfalls(model)
-    differing |= _rope_shortfalls(model)
-    differing |= _attention_shortfalls(model)
+    patterned, rope, latent = model.hybrid_pattern is not None, model.rope, model.attention
+    norms, biased = model.norms_per_layer, linear_bias(model)
+    more_norms = "2 norms, not one for both of its parts" if norms == 1 else f"2 norms, not {norms}"
+    scaling = ""
+    if model.position == "rope" and rope.scaling is not None:
+        scaling = _scaling_shortfall(rope.scaling, latent=latent is not None)
+    words = {
+        "norms": f"1 norm, not {norms}" if patterned else more_norms,
+        "activation": _STAND_INS.get(model.activation, ""),
+        "whole_base": int(rope.base),
+        "scaling": scaling,
+        "router_bias": "The router has a bias." if biased else "The router's bias is left out.",
+    }
+    differing = {
+        "embedding_norm": model.embedding_norm,
+        "embedding_scale": model.embedding_scale != 1,
+        "output_scale": model.output_scale != 1,
+        "output_bias": model.output_bias,
+        "norm_bias": not model.norm_bias,
+        "final_logit_cap": model.final_logit_cap is not None,
+        "window_heads": model.window_heads is not None,
+        "value_head_dim": model.value_head_dim is not None,
+        "attention_head_gates": model.attention_head_gates,
+        "values_are_keys": model.values_are_keys,
+        "value_norm": model.value_norm,
+        "norms_per_layer": norms != (1 if patterned else 2),
+        "norms_after_blocks": model.norms_after_blocks,
+        "parallel_block": model.parallel_block,
+        "biases": biased and not all(_biases(model)),
+        "activation": bool(words["activation"]),
+        "gelu_form": model.activation == "gelu" and model.gelu_form == "tanh" and not biased,
+        "swiglu_alpha": model.activation == "swiglu"
+        and model.swiglu_alpha not in (1, QUICK_GELU_ALPHA),
+        "position": model.position == "alibi",
+        "rope.scaling": bool(scaling),
+        "qk_norm_full_width": model.qk_norm_full_width,
+        "chunked_windows": model.chunked_windows,
+        "rope_in_windows_alone": model.rope_in_windows_alone,
+        "qk_norm_weights": model.qk_norm and not model.qk_norm_weights,
+        "attention_scale": model.attention_scale is not None,
+        "attention_logit_cap": model.attention_logit_cap is not None,
+    }
+    if model.position == "rope":
+        differing |= {
+            "rope.base": rope.base != int(rope.base),
+            "rope.windowed_base": rope.windowed_base is not None,
+            "rope.windowed_fraction": rope.windowed_fraction not in (None, rope.fraction),
+        }
+    if patterned and model.mamba is not None:
+        # What Megatron's blocks of a hybrid pattern have fixed (megatron/core/ssm/mamba_mixer.py).
+        differing |= {
+            "mamba.conv_kernel": model.mamba.conv_kernel != 4,
+            "mamba.conv_bias": not model.mamba.conv_bias,
+            "mamba.chunk": model.mamba.chunk != Mamba2Spec.model_fields["chunk"].default,
+            "mamba.gated_norm": not model.mamba.gated_norm,
+        }
     if model.moe is not None:
-        differing |= _router_shortfalls(model, model.moe)
-    return differing
-
-
-def _block_shortfalls(model: ModelSpec) -> dict[str, str]:
-    differing = {}
-    if model.embedding_norm:
-        differing["embedding_norm"] = "The norm after the embedding is left out."
-    if model.embedding_scale != 1:
-        differing["embedding_scale"] = (
-            f"Embeddings are not multiplied by {model.embedding_scale:g}."
-        )
-    if model.output_scale != 1:
-        differing["output_scale"] = f"Logits are not multiplied by {model.output_scale:g}."
-    if model.output_bias:
-        differing["output_bias"] = "Logits have no bias."
-    if not model.norm_bias:
-        differing["norm_bias"] = "Layer norms have a shift beside their scale."
-    if model.final_logit_cap is not None:
-        differing["final_logit_cap"] = f"Logits are not capped at {model.final_logit_cap:g}."
-    differing |= _heads_shortfalls(model)
-    if model.hybrid_pattern is not None:
-        differing |= _pattern_shortfalls(model)
-    elif model.norms_per_layer not in (1, 2):
-        differing["norms_per_layer"] = f"Each layer has 2 norms, not {model.norms_per_layer}."
-    elif model.norms_per_layer == 1:
-        differing["norms_per_layer"] = "Each layer has 2 norms, not one for both of its parts."
-    if model.norms_after_blocks:
-        differing["norms_after_blocks"] = (
-            "Norms come before attention and feed-forward, not after them."
-        )
-    if model.parallel_block:
-        differing["parallel_block"] = (
-            "Attention and feed-forward run one after the other, not side by side."
-        )
-    if linear_bias(model) and not all(_biases(model)):
-        differing["biases"] = "Megatron has one switch for biases: all linear layers have one."
-    return differing
-
-
-def _heads_shortfalls(model: ModelSpec) -> dict[str, str]:
-    """What of heads and routers Megatron has no switch for (Gemma 4)."""
-    differing = {}
-    if model.window_heads is not None:
-        differing["window_heads"] = "Layers with a window have the heads of those in full."
-    if model.value_head_dim is not None:
-        differing["value_head_dim"] = "Values are as wide as keys."
-    if model.attention_head_gates:
-        differing["attention_head_gates"] = "Heads of attention have no gates."
-    if model.values_are_keys:
-        differing["values_are_keys"] = "Values have a projection of their own."
-    if model.value_norm:
-        differing["value_norm"] = "Values have no norm."
-    if model.moe is not None and model.moe.output_norm:
-        differing["moe.output_norm"] = "No norm stands behind the experts."
-    if model.moe is not None and model.moe.router_scales:
-        differing["moe.router_scales"] = "Routers have no scales beside their matrix."
-    return differing
-
-
-def _pattern_shortfalls(model: ModelSpec) -> dict[str, str]:
-    """What Megatron's blocks of a hybrid pattern have fixed (megatron/core/ssm/mamba_mixer.py)."""
-    differing, mamba = {}, model.mamba
-    if model.norms_per_layer != 1:
-        differing["norms_per_layer"] = f"Each layer has 1 norm, not {model.norms_per_layer}."
-    if mamba is None:
-        return differing
-    if mamba.conv_kernel != 4:
-        differing["mamba.conv_kernel"] = f"Convolutions see 4 positions, not {mamba.conv_kernel}."
-    if not mamba.conv_bias:
-        differing["mamba.conv_bias"] = "Convolutions have biases."
-    if mamba.chunk != Mamba2Spec.model_fields["chunk"].default:
-        differing["mamba.chunk"] = f"Scans work on 128 positions at once, not {mamba.chunk}."
-    if not mamba.gated_norm:
-        differing["mamba.gated_norm"] = "The output of Mamba-2 has a norm."
-    return differing
+        moe, score = model.moe, model.moe.router_score
+        differing |= {
+            "moe.output_norm": moe.output_norm,
+            "moe.router_scales": moe.router_scales,
+            "moe.router_bias": score == "softmax" and moe.router_bias != biased,
+            "moe.router_normalized": score == "sigmoid"
+            and not moe.router_normalized
+            and moe.top_k > 1,
+            "moe.router_score": score == "sparsemixer",
+            "moe.router_scales_inputs": moe.router_scales_inputs,
+            "moe.router_groups": (moe.router_groups or 1) > 1 and score == "softmax",
+        }
+    return {
+        field: sentence.format(model=model, **words)
+        for field, sentence in _SENTENCES.items()
+        if differing.get(field)
+    }
 
 
 def _biases(model: ModelSpec) -> tuple[bool, bool, bool]:
@@ -179,52 +225,6 @@ def _biases(model: ModelSpec) -> tuple[bool, bool, bool]:
     if model.moe is not None and not model.has_dense_feed_forward:
         feed_forward = model.moe.expert_bias
     return model.attention_bias, model.attention_output_bias, feed_forward
-
-
-def _activation_shortfalls(model: ModelSpec) -> dict[str, str]:
-    differing = {}
-    if model.activation in ("relu", "xielu"):
-        name = {"relu": "ReLU"}.get(model.activation, "xIELU")
-        differing["activation"] = f"{name} is not available: GELU stands in, at the same cost."
-    if model.activation == "geglu":
-        differing["activation"] = (
-            "GeGLU is computed with the sigmoid approximation of GELU (--quick-geglu)."
-        )
-    if model.activation == "gelu" and model.gelu_form == "tanh" and not linear_bias(model):
-        differing["gelu_form"] = "GELU is exact: its tanh approximation is fused with a bias only."
-    if model.activation == "swiglu" and model.swiglu_alpha not in (1, QUICK_GELU_ALPHA):
-        differing["swiglu_alpha"] = (
-            f"The gate's alpha is {QUICK_GELU_ALPHA}, not {model.swiglu_alpha:g}."
-        )
-    return differing
-
-
-def _rope_shortfalls(model: ModelSpec) -> dict[str, str]:
-    if model.position == "alibi":
-        return {
-            "position": "ALiBi is not available: the model is trained without position embedding."
-        }
-    if model.position != "rope":
-        return {}
-    differing = {}
-    rope = model.rope
-    if rope.base != int(rope.base):
-        differing["rope.base"] = (
-            f"--rotary-base takes whole numbers: {int(rope.base)}, not {rope.base}."
-        )
-    if rope.windowed_base is not None:
-        differing["rope.windowed_base"] = (
-            f"Windowed layers turn by the base of all layers, not by {rope.windowed_base:g}."
-        )
-    if rope.windowed_fraction not in (None, rope.fraction):
-        differing["rope.windowed_fraction"] = (
-            f"Of heads under a window the same share turns, {rope.fraction:g}."
-        )
-    if rope.scaling is not None:
-        text = _scaling_shortfall(rope.scaling, latent=model.attention is not None)
-        if text:
-            differing["rope.scaling"] = text
-    return differing
 
 
 def _scaling_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
@@ -256,58 +256,6 @@ def _yarn_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
     if latent and ramp != _LATENT_YARN_FIXED:
         return "YaRN's ramp is that of DeepSeek-V3 (4,096 positions, beta_fast 32, beta_slow 1)."
     return ""
-
-
-def _attention_shortfalls(model: ModelSpec) -> dict[str, str]:
-    differing = {}
-    if model.qk_norm_full_width:
-        differing["qk_norm_full_width"] = (
-            "Query and key norms work head by head, not over all heads together."
-        )
-    if model.chunked_windows:
-        differing["chunked_windows"] = "Windows slide: attention is not cut into chunks."
-    if model.rope_in_windows_alone:
-        differing["rope_in_windows_alone"] = (
-            "Layers that attend to all positions have position embeddings too."
-        )
-    if model.qk_norm and not model.qk_norm_weights:
-        differing["qk_norm_weights"] = "The norms of queries and keys have weights."
-    if model.attention_scale is not None:
-        differing["attention_scale"] = (
-            f"Attention scores are divided by the root of a head's width, "
-            f"not multiplied by {model.attention_scale:g}."
-        )
-    if model.attention_logit_cap is not None:
-        differing["attention_logit_cap"] = (
-            f"Attention scores are not capped at {model.attention_logit_cap:g}."
-        )
-    return differing
-
-
-def _router_shortfalls(model: ModelSpec, moe: MoeSpec) -> dict[str, str]:
-    differing = {}
-    biases = linear_bias(model)
-    if moe.router_score == "softmax" and moe.router_bias != biases:
-        differing["moe.router_bias"] = (
-            "The router has a bias." if biases else "The router's bias is left out."
-        )
-    if moe.router_score == "sigmoid" and not moe.router_normalized and moe.top_k > 1:
-        differing["moe.router_normalized"] = (
-            "The weights of a token's experts are made to add up to 1."
-        )
-    if moe.router_score == "sparsemixer":
-        differing["moe.router_score"] = (
-            "The experts of a token are the best two by softmax, not two that SparseMixer draws."
-        )
-    if moe.router_scales_inputs:
-        differing["moe.router_scales_inputs"] = (
-            "A token's weight multiplies what its expert returns, not what it reads."
-        )
-    if (moe.router_groups or 1) > 1 and moe.router_score == "softmax":
-        differing["moe.router_groups"] = (
-            "A group of experts is chosen by the sum of its best scores, not by its single best."
-        )
-    return differing
 
 
 # Which layers are of a kind, in the notation of Megatron-LM's flags: a Python list of 0 and 1.

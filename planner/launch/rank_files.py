@@ -282,31 +282,6 @@ class _Scene:
         return [host for leaves in self.pods for hosts in leaves for host in hosts]
 
 
-def fabric_picture(
-    plan: Plan,
-    layout: LayoutDoc,
-    placed: PlacedRanks,
-    places: Sequence[HostPlace],
-    groups: Mapping[str, Groups],
-    *,
-    idle: Sequence[tuple[str, HostPlace]] = (),
-) -> str:
-    """The SVG text of a plan's ranks; `places` are those of `placed.hosts`. One mapping, one text.
-
-    `idle` are nodes without ranks that are shown beside them.
-    """
-    axis, per_node = _coloured_axis(layout), plan.inputs.cluster.gpus_per_node
-    hosts = _hosts(placed, places, groups, axis, per_node) + _idle_hosts(idle, per_node)
-    scene = _scene(hosts, axis, getattr(layout, axis))
-    drawing = Drawing(width=WIDTH)
-    title = f"{plan.inputs.model.name} on {plan.inputs.cluster.name}"
-    y = _head(drawing, plan, layout, scene, title)
-    y = _legend(drawing, scene, y + 24)
-    y = _pods(drawing, scene, y + 22)
-    y = _reach_table(drawing, placed, places, groups, y + 30)
-    return drawing.document(y + MARGIN, title)
-
-
 MOST_GPUS_LISTED = 16_384
 
 
@@ -337,11 +312,8 @@ def fabric_document(plan: Plan) -> dict[str, Any] | None:
         return None
     groups = plan_groups(plan, layout, placed)
     places = host_places(plan.inputs.cluster, len(placed.places), placed.nodes)
-    axis, per_node = _coloured_axis(layout), plan.inputs.cluster.gpus_per_node
-    hosts = _hosts(placed, places, groups, axis, per_node)
-    hosts += _idle_hosts(_idle(plan, placed, places), per_node)
-    scene = _scene(hosts, axis, getattr(layout, axis))
-    names = dict.fromkeys((axis, *reversed(AXES), "ep"))
+    scene = _scene(plan, layout, placed, places, groups)
+    names = dict.fromkeys((scene.axis, *reversed(AXES), "ep"))
     return {
         "unit": scene.style.unit,
         "ranks": scene.style.ranks,
@@ -371,14 +343,6 @@ def fabric_document(plan: Plan) -> dict[str, Any] | None:
 def _ranks_on(host: Host) -> tuple[str, list[int]]:
     """A node's name, and the rank on each of its GPUs; -1 where there is none."""
     return host.name, [host.cells.get(gpu, (-1, 0))[0] for gpu in range(host.gpus)]
-
-
-def _idle_hosts(idle: Sequence[tuple[str, HostPlace]], gpus: int) -> list[Host]:
-    """Nodes without ranks, which are drawn beside the others."""
-    return [
-        Host(name=name, place=place, gpus=gpus, cells={}, replicas="", tip=f"{name}: not used")
-        for name, place in idle
-    ]
 
 
 def _coloured_axis(layout: LayoutDoc) -> str:
@@ -415,9 +379,19 @@ def _hosts(
     return hosts
 
 
-def _scene(hosts: Sequence[Host], axis: str, degree: int) -> _Scene:
+def _scene(
+    plan: Plan,
+    layout: LayoutDoc,
+    placed: PlacedRanks,
+    places: Sequence[HostPlace],
+    groups: Mapping[str, Groups],
+) -> _Scene:
+    """The ranks of a plan where they lie; `places` are those of `placed.hosts`."""
+    axis = _coloured_axis(layout)
+    degree: int = getattr(layout, axis)
+    hosts = _hosts(placed, places, groups, axis, plan.inputs.cluster.gpus_per_node)
     pods: dict[str, dict[str, list[Host]]] = {}
-    for host in hosts:
+    for host in [*hosts, *_idle_hosts(plan, placed, places)]:
         pods.setdefault(host.place.pod, {}).setdefault(host.place.leaf, []).append(host)
     nested = [list(leaves.values()) for leaves in pods.values()]
     return _Scene(
@@ -610,36 +584,40 @@ def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, s
     layout, placed = planned_layout(plan), placed_ranks(plan, framework)
     groups = plan_groups(plan, layout, placed)
     places = host_places(plan.inputs.cluster, len(placed.places), placed.nodes)
-    idle = _idle(plan, placed, places)
     axes = [*AXES, *(axis for axis in EXPERT_AXES if axis in groups)]
     columns = [coordinates(groups, axis).tolist() for axis in axes]
     rows = (
         (rank, placed.hosts[host], gpu, *(column[rank] for column in columns))
         for rank, (host, gpu) in enumerate(placed.places)
     )
+    scene, drawing = _scene(plan, layout, placed, places, groups), Drawing(width=WIDTH)
+    title = f"{plan.inputs.model.name} on {plan.inputs.cluster.name}"
+    y = _head(drawing, plan, layout, scene, title)
+    y = _legend(drawing, scene, y + 24)
+    y = _pods(drawing, scene, y + 22)
+    y = _reach_table(drawing, placed, places, groups, y + 30)
     files = {
         "ranks.csv": _csv(("rank", "host", "gpu", *axes), rows),
         "nodes.csv": _nodes_table(placed, places),
         **placed.slurm_hostfile(),
         "rankfile.openmpi": placed.openmpi_rankfile(),
         "groups.json": _groups_text(groups),
-        "fabric.svg": fabric_picture(plan, layout, placed, places, groups, idle=idle),
+        "fabric.svg": drawing.document(y + MARGIN, title),
     }
     return {f"{FOLDER}/{name}": text for name, text in files.items()}
 
 
-def _idle(
-    plan: Plan, placed: PlacedRanks, places: Sequence[HostPlace]
-) -> list[tuple[str, HostPlace]]:
-    """The listed nodes without ranks on leaves that hold some."""
+def _idle_hosts(plan: Plan, placed: PlacedRanks, places: Sequence[HostPlace]) -> list[Host]:
+    """The listed nodes without ranks on leaves that hold some, which are drawn beside the others."""
     cluster, touched = plan.inputs.cluster, set(places)
     if not cluster.nodes or HostPlace(leaf="", pod="") in touched:
         return []
     unused = sorted(set(range(len(cluster.nodes))) - set(placed.nodes))
     unused_places = host_places(cluster, len(placed.places), unused)
+    gpus, names = cluster.gpus_per_node, [cluster.nodes[node].name for node in unused]
     return [
-        (cluster.nodes[node].name, place)
-        for node, place in zip(unused, unused_places, strict=True)
+        Host(name=name, place=place, gpus=gpus, cells={}, replicas="", tip=f"{name}: not used")
+        for name, place in zip(names, unused_places, strict=True)
         if place in touched
     ]
 

@@ -621,8 +621,6 @@ def _refuse_mistakes(jobs: list[Job]) -> None:
 
 def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
     if options.engine == "ray":
-        from meshwright.planner.many.batch import ray_engine
-
         return ray_engine(options.ray_address, cache)
     return local_engine(min(options.workers or usable_cores(), tasks), cache)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, isnan, nan
 from pathlib import Path
@@ -32,46 +32,6 @@ from meshwright.planner.solvers.processes import usable_cores
 if TYPE_CHECKING:
     import pandas
 
-# The sweep as a picture: GPUs against step time, both logarithmic, the Pareto front joined.
-
-
-_TITLE = "Step time by GPUs; filled: on the Pareto front of time, GPUs and free memory"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepDot:
-    """A plan of the sweep."""
-
-    cluster: str
-    gpus: int
-    step_time_s: float
-    headroom_gib: float
-    on_front: bool
-
-
-def sweep_svg(dots: Sequence[SweepDot]) -> str:
-    """The SVG text; an ideal speed-up is a straight line down."""
-    if not dots:
-        return empty_chart(_TITLE, "no plan at any size")
-    chart = Chart(
-        across=LogScale.of_twos([dot.gpus for dot in dots]),
-        down=LogScale.of_twos([dot.step_time_s for dot in dots]),
-        title=_TITLE,
-        across_title="GPUs",
-        down_title="step, s",
-    )
-    for name in dict.fromkeys(dot.cluster for dot in dots):
-        colour = chart.named_colour(name)
-        front = [dot for dot in dots if dot.cluster == name and dot.on_front]
-        front.sort(key=lambda dot: (dot.gpus, -dot.step_time_s))
-        chart.line([(dot.gpus, dot.step_time_s) for dot in front], colour)
-        for dot in (dot for dot in dots if dot.cluster == name):
-            free = f"{dot.headroom_gib:.1f} GiB free"
-            tip = f"{name}, {dot.gpus} GPUs: {seconds(dot.step_time_s)}, {free}"
-            chart.dot((dot.gpus, dot.step_time_s), colour, hollow=not dot.on_front, tip=tip)
-    return chart.document()
-
-
 # What `recommend` is asked, and what it answers, also as plain data and files.
 
 
@@ -84,31 +44,54 @@ class SizeRequest:
     """What is to be reached, on which clusters, and the options of `plan` that hold for all."""
 
     model: str
-    clusters: tuple[str, ...]
+    clusters: Sequence[str]
     plan: Mapping[str, Any]
     """Fields of a JobDoc, without `model`, `cluster` and `gpus`."""
     step_time_s: float | None = None
-    """The target, as seconds of a step; at most one of the two targets."""
+    """The target, as seconds of a step; at most one of the three targets."""
     tokens_per_s: float | None = None
     """The target, as tokens per second of all GPUs."""
+    days: float | None = None
+    """The target, as days in which the `tokens` of `plan` are to be trained."""
     most_gpus: int | None = None
-    sizes: tuple[int, ...] = ()
+    """That may be taken; all of the cluster's when None."""
+    sizes: Sequence[int] = ()
     """GPUs to sweep over; halvings of the largest when empty."""
-    reserves_gib: tuple[float, ...] = (0.0,)
-    """HBM kept free, for the sweep: each makes plans of its own."""
+    reserves_gib: Sequence[float] = ()
+    """HBM kept free beside none, for the sweep: each makes plans of its own."""
     workers: int | None = None
     """Processes; one for every core when None."""
     cache: Path | None = None
     """Folder of kept answers; None keeps nothing."""
 
+    def __post_init__(self) -> None:
+        """Raises InputError for two targets, or one that is not positive."""
+        targets = (self.step_time_s, self.tokens_per_s, self.days)
+        if sum(target is not None for target in targets) > 1:
+            raise InputError("one target at a time", where="--step-time, --tokens-per-s and --days")
+        if self.days is not None and Budget.of(self.plan).tokens is None:
+            what = "in which what is trained? Give --tokens"
+            raise InputError(what, where="--days", value=self.days)
+        asked = (("--step-time", self.step_time_s), ("--tokens-per-s", self._tokens_per_s))
+        for name, target in asked:
+            if target is not None and not 0 < target < 1e18:
+                raise InputError("must be more than 0 and below 1e18", where=name, value=target)
+
+    @property
+    def _tokens_per_s(self) -> float | None:
+        tokens = Budget.of(self.plan).tokens
+        if self.days is None or tokens is None:
+            return self.tokens_per_s
+        return tokens / (self.days * SECONDS_PER_DAY)
+
     @property
     def target_s(self) -> float | None:
-        """The step time that is asked for, directly or as tokens per second."""
-        if self.tokens_per_s is None:
+        """The step time that is asked for, directly, as tokens per second or as days."""
+        if self._tokens_per_s is None:
             return self.step_time_s
         kind = STEP_KINDS[str(self.plan.get("kind", PRETRAINING))]
         tokens: float = self.plan["global_batch"] * kind.sequences * self.plan["seq_len"]
-        return tokens / self.tokens_per_s
+        return tokens / self._tokens_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,90 +254,38 @@ def recommendation_files(answer: Recommendation) -> dict[str, str]:
     files = {"recommend.json": json.dumps({"schema": 1, **document}, indent=1) + "\n"}
     if answer.sweep:
         files["sweep.csv"] = csv_text(list(SizeRow.model_fields), document["sweep"])
-        files["sweep.svg"] = sweep_svg(_dots(answer))
+        files["sweep.svg"] = sweep_svg(answer)
     if answer.reached:
         files |= {f"plan/{name}": text for name, text in answer.reached[0].files.items()}
     return files
 
 
-def _dots(answer: Recommendation) -> list[SweepDot]:
-    front = answer.front
-    return [
-        SweepDot(
-            cluster=plan.cluster,
-            gpus=plan.gpus,
-            step_time_s=plan.step_time_s,
-            headroom_gib=plan.headroom_gib,
-            on_front=any(plan is best for best in front),
-        )
-        for plan in answer.sweep
-        if plan.headroom_gib is not None
-    ]
+_TITLE = "Step time by GPUs; filled: on the Pareto front of time, GPUs and free memory"
 
 
-# From what a user asks of `recommend` to a request for sizes.
-
-
-def read_size_request(
-    *,
-    model: str,
-    clusters: Iterable[str],
-    plan: Mapping[str, Any],
-    gpus: int | None,
-    step_time_s: float | None,
-    tokens_per_s: float | None,
-    days: float | None = None,
-    sizes: Iterable[int],
-    reserves_gib: Iterable[float],
-    workers: int | None,
-    cache: Path | None,
-) -> SizeRequest:
-    """The request that the arguments of `recommend` mean.
-
-    Parameters
-    ----------
-    model, clusters
-        Catalog names or files.
-    plan
-        Fields of a JobDoc, without `model`, `cluster` and `gpus`.
-    gpus
-        The most that may be taken; all of the cluster's when None.
-    step_time_s, tokens_per_s
-        The target, one of them; none for a sweep.
-    days
-        The target too: in which `tokens` of `plan` are to be trained.
-    sizes, reserves_gib
-        GPUs, and GiB of HBM to keep free, to sweep over.
-    workers, cache
-        Processes, and the folder of kept answers.
-
-    Raises
-    ------
-    InputError
-        For two targets, or one that is not positive.
+def sweep_svg(answer: Recommendation) -> str:
+    """The sweep as SVG text: GPUs against step time, both logarithmic, the Pareto front joined; an ideal
+    speed-up is a straight line down.
     """
-    budget = Budget.of(plan)
-    if sum(target is not None for target in (step_time_s, tokens_per_s, days)) > 1:
-        raise InputError("one target at a time", where="--step-time, --tokens-per-s and --days")
-    if days is not None:
-        if budget.tokens is None:
-            raise InputError("in which what is trained? Give --tokens", where="--days", value=days)
-        tokens_per_s = budget.tokens / (days * SECONDS_PER_DAY)
-    for name, target in (("--step-time", step_time_s), ("--tokens-per-s", tokens_per_s)):
-        if target is not None and not 0 < target < 1e18:
-            raise InputError("must be more than 0 and below 1e18", where=name, value=target)
-    return SizeRequest(
-        model=model,
-        clusters=tuple(dict.fromkeys(clusters)),
-        plan=plan,
-        step_time_s=step_time_s,
-        tokens_per_s=tokens_per_s,
-        most_gpus=gpus,
-        sizes=tuple(sorted(set(sizes))),
-        reserves_gib=tuple(sorted({0.0, *reserves_gib})),
-        workers=workers,
-        cache=cache,
+    plans = [plan for plan in answer.sweep if plan.headroom_gib is not None]
+    if not plans:
+        return empty_chart(_TITLE, "no plan at any size")
+    chart = Chart(
+        across=LogScale.of_twos([plan.gpus for plan in plans]),
+        down=LogScale.of_twos([plan.step_time_s for plan in plans]),
+        title=_TITLE,
+        across_title="GPUs",
+        down_title="step, s",
     )
+    front = sorted(answer.front, key=lambda plan: (plan.gpus, -plan.step_time_s))
+    for name in dict.fromkeys(plan.cluster for plan in plans):
+        colour = chart.named_colour(name)
+        best = [plan for plan in front if plan.cluster == name and plan in plans]
+        chart.line([(plan.gpus, plan.step_time_s) for plan in best], colour)
+        for plan in (plan for plan in plans if plan.cluster == name):
+            tip = f"{name}, {plan.gpus} GPUs: {seconds(plan.step_time_s)}, {plan.headroom_gib:.1f} GiB free"
+            chart.dot((plan.gpus, plan.step_time_s), colour, hollow=plan not in front, tip=tip)
+    return chart.document()
 
 
 # The fewest GPUs that reach a target, proven; the cheapest cluster; a sweep with its Pareto front.
@@ -404,7 +335,7 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
     reached: list[SizedPlan] = []
     missed: list[SizedPlan] = []
     smaller: dict[str, SizedPlan | None] = {}
-    for name in request.clusters:
+    for name in clusters:
         best, smaller[name] = sizes.fewest(name, target_s)
         side = reached if best.step_time_s <= target_s else missed
         side.append(best)
@@ -428,7 +359,7 @@ def _check_sizes(request: SizeRequest, cluster: ClusterSpec | MixedClusterSpec) 
             what = f"the parts of {cluster.name} are taken together, {cluster.gpus} GPUs"
             raise InputError(what, where="--sizes" if request.sizes else "--gpus")
         return
-    for size in request.sizes:
+    for size in sorted(request.sizes):
         check_gpus(cluster, size)
     if request.most_gpus:
         check_gpus(cluster, request.most_gpus)
@@ -472,9 +403,9 @@ class _SizePlanner:
         """Every cluster at every size of the sweep, with every reserve."""
         tasks = [
             (name, size, reserve)
-            for name in self._request.clusters
+            for name in self._clusters
             for size in self._swept(name)
-            for reserve in self._request.reserves_gib
+            for reserve in sorted({0.0, *self._request.reserves_gib})
         ]
         waiting = [task for task in tasks if task not in self._plans]
         workers = min(self._request.workers or usable_cores(), max(len(waiting), 1))
@@ -488,7 +419,7 @@ class _SizePlanner:
     def _swept(self, name: str) -> Sequence[int]:
         if isinstance(self._clusters[name], MixedClusterSpec):
             return self._sizes(name)
-        return self._request.sizes or self._halvings(name)
+        return sorted(set(self._request.sizes)) or self._halvings(name)
 
     def _halvings(self, name: str) -> list[int]:
         sizes = self._sizes(name)

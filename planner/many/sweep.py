@@ -48,15 +48,11 @@ OPTIONS = (*COUNTS, *AMOUNTS, *NAMES)
 _RANGE = re.compile(r"^([\d.]+):([\d.]+):([x+])([\d.]+)$")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepParams:
-    """Bounds of a sweep."""
-
-    most_plans: int = 512
-    """Combinations; each is a search of seconds."""
+MOST_PLANS = 512
+"""Combinations of a sweep; each is a search of seconds."""
 
 
-def read_axes(text: str | Axes, params: SweepParams | None = None) -> dict[str, tuple[Value, ...]]:
+def read_axes(text: str | Axes) -> dict[str, tuple[Value, ...]]:
     """The options that a sweep varies, with their values.
 
     Parameters
@@ -64,8 +60,6 @@ def read_axes(text: str | Axes, params: SweepParams | None = None) -> dict[str, 
     text
         `gpus=256:2048:x2` doubles from 256 to 2048, `seq_len=4096:16384:+4096` adds, `precision=bf16+fp8`
         lists; several with commas between them. Or the values themselves by option.
-    params
-        Bounds.
 
     Raises
     ------
@@ -88,11 +82,10 @@ def read_axes(text: str | Axes, params: SweepParams | None = None) -> dict[str, 
     else:
         axes = {_option(name): tuple(values) for name, values in text.items()}
     count = prod(len(values) for values in axes.values())
-    most = (params or SweepParams()).most_plans
-    if not 1 <= count <= most:
+    if not 1 <= count <= MOST_PLANS:
         # Ranges are read up to one value more than is allowed.
-        said = f"more than {most} combinations" if count > most else "no combination"
-        raise InputError(f"has {said}; give 1 to {most}", where="--sweep")
+        said = f"more than {MOST_PLANS} combinations" if count > MOST_PLANS else "no combination"
+        raise InputError(f"has {said}; give 1 to {MOST_PLANS}", where="--sweep")
     return axes
 
 
@@ -131,7 +124,7 @@ def _spanned(span: re.Match[str], text: str) -> list[float]:
     if not grows or last < first:
         raise InputError("must rise, as in 256:2048:x2 or 8:64:+8", where="--sweep", value=text)
     numbers = [first]
-    while len(numbers) <= SweepParams().most_plans:
+    while len(numbers) <= MOST_PLANS:
         number = numbers[-1] * step if span[3] == "x" else numbers[-1] + step
         if number > last * (1 + 1e-9):
             break

@@ -12,7 +12,7 @@ from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.planner.analysis.neighbours import neighbours, single_choices
 from meshwright.planner.many.batch import do_job
 from meshwright.planner.many.jobs import JobDoc
-from meshwright.planner.many.recommend import plan_sizes, read_size_request
+from meshwright.planner.many.recommend import SizeRequest, plan_sizes
 from meshwright.planner.many.sweep import sweep, what_if
 from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.best_plan import best_plan
@@ -106,17 +106,13 @@ def test_the_recommended_size_is_the_fewest_by_plan() -> None:
     assert target_s is not None
     fields = {"global_batch": 8, "seq_len": 1024, "pin": "tp=2,pp=1", "without": TENSOR["without"]}
     answer = plan_sizes(
-        read_size_request(
+        SizeRequest(
             model=str(TENSOR["model"]),
             clusters=["dgx-h100"],
             plan=fields,
-            gpus=16,
+            most_gpus=16,
             step_time_s=target_s,
-            tokens_per_s=None,
-            sizes=(),
-            reserves_gib=(),
             workers=1,
-            cache=None,
         ),
         lambda _: None,
     )
