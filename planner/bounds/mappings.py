@@ -739,6 +739,32 @@ def _are_useful(
     return np.asarray(useful[back])
 
 
+def divisors_suffice(context: Context, dense: float, experts: float) -> BoolArray:
+    """Which divisors of a number of shard groups send no more, whatever more the ranks hold.
+
+    Parameters
+    ----------
+    context
+        One layout, in plain numbers, of several pipeline ranks; what holds of `useful_groups` holds here.
+    dense, experts
+        The fewest parameters outside experts and in them on a GPU.
+
+    Returns
+    -------
+    BoolArray
+        Of the divisors, rising, without the number itself.
+    """
+    numbers = divisors(int(context.layout.shard_groups))
+    rows = np.zeros(len(numbers) - 1, dtype=np.int64)
+    if sends_by_shards(context.workload) or np.any(waits_by_shards(context)):
+        return np.zeros(len(rows), dtype=bool)
+    columns = {name: np.array([value]) for name, value in vars(context.layout).items()}
+    placed = {name: np.asarray(column)[None] for name, column in vars(context.placement).items()}
+    alone = replace(context, layout=Layout(**columns), placement=Placement(**placed))
+    by_groups = _by_groups(alone, numbers, parameters=(dense, experts))
+    return _sends_no_more(by_groups, rows, np.arange(len(rows)), rows + len(rows))
+
+
 def least_group_traffic(
     context: Context, numbers: Sequence[int], groups: Sequence[str] = ()
 ) -> tuple[DataParallelTraffic, ...]:
@@ -850,8 +876,14 @@ def _known_traffic(asked: _OfTraffic) -> KnownTraffic:
     return KnownTraffic(asked.numbers)
 
 
-def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None = None) -> _ByGroups:
-    """With `bucket` parameters reduced together, a number or [..., layouts, 1]; else the stack's own.
+def _by_groups(
+    context: Context,
+    numbers: Sequence[int],
+    bucket: Floats | None = None,
+    parameters: tuple[float, float] | None = None,
+) -> _ByGroups:
+    """With `bucket` parameters reduced together, a number or [..., layouts, 1]; else the stack's own. Of so
+    many `parameters` outside experts and in them on a rank; else of those of an even spread.
 
     Only numbers that divide the replicas are priced: of 131,040 GPUs' a quarter.
     """
@@ -864,7 +896,7 @@ def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None =
     rows, columns = np.nonzero(goes)
     grouped = rows_of_context(context, rows)
     grouped = replace(grouped, layout=replace(grouped.layout, shard_groups=groups[columns]))
-    dense, expert = rank_parameters(context.workload.model, grouped.layout, None)
+    dense, expert = parameters or rank_parameters(context.workload.model, grouped.layout, None)
     if bucket is not None:
         size = np.asarray(bucket)
         bucket = np.broadcast_to(size, (*size.shape[:-2], count, 1))[..., rows, 0]
@@ -888,7 +920,9 @@ def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None =
     )
 
 
-def _sends_no_more(by_groups: _ByGroups, rows: IntArray, other: int, column: IntArray) -> BoolArray:
+def _sends_no_more(
+    by_groups: _ByGroups, rows: IntArray, other: int | IntArray, column: IntArray
+) -> BoolArray:
     """Whether one number of groups sends no more than another one under any split, [rows]."""
     columns = (by_groups.seconds, by_groups.tail_s, by_groups.moving_s)
     no_more = [(each[:, rows, other] <= each[:, rows, column]).all(axis=0) for each in columns]

@@ -25,10 +25,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.data_parallel import hiding_windows, traffic_by_kind
+from meshwright.costmodel.data_parallel import hiding_windows
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import Floats, Layout, Placement, Recompute
+from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.mixed import (
     PlacedPart,
     Segment,
@@ -44,13 +44,12 @@ from meshwright.costmodel.states import (
     kind_parameters_on_gpu,
     layer_parameters_on_gpu,
 )
-from meshwright.costmodel.step_time import imbalance_s
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts
-from meshwright.planner.bounds.mappings import divisors
+from meshwright.planner.bounds.mappings import divisors_suffice
 from meshwright.planner.bounds.paces import MemoryFit, RankRow, host_limit_gib
 
 # Ways to deal layers to the pipeline ranks of one part of a cluster, and of all parts together.
@@ -1255,14 +1254,10 @@ def least_again_s(costs: SplitCosts) -> float:
     return min(costs.layer_recompute_s, costs.leading_recompute_s)
 
 
-# Numbers of shard groups that no pipeline through parts is faster with than with a divisor of them.
-#
-# More groups hold larger shards: ranks need more memory, and their optimizers take longer. So a number of
-# groups brings something only where its traffic takes less time on some part than that of each of its
-# divisors, which are legal wherever it is. A part's ranks hold any number of layers, one at the least: from
-# where a layer fills its buckets, traffic grows in proportion to parameters, and what is no longer for one
-# layer is no longer for any number of them. Kinds of parameters (of experts, and all others) are looked at
-# one by one, as ranks hold any mixture.
+# Numbers of shard groups that no pipeline through parts is faster with than with a divisor of them: on every
+# part that divisor sends no more. A part's ranks hold any number of layers, one at the least: from where a
+# layer fills its buckets, traffic grows in proportion to parameters, and what is no longer for one layer is
+# so for any number of them.
 
 
 def gains_by_grouping(contexts: Iterable[Context]) -> bool:
@@ -1278,38 +1273,18 @@ def gains_by_grouping(contexts: Iterable[Context]) -> bool:
     bool
         False where some divisor of its number of groups sends no more on any part.
     """
-    no_more: list[BoolArray] = []
-    for context in contexts:
-        own = int(context.layout.shard_groups)
-        if own == 1:
-            return True
-        no_more.append(_sends_no_more(context, divisors(own)))
-    return not bool(np.any(np.all(no_more, axis=0)))
+    suffice = [divisors_suffice(each, *_least_parameters(each)) for each in contexts]
+    return not bool(np.any(np.all(suffice, axis=0)))
 
 
-def _sends_no_more(context: Context, numbers: Sequence[int]) -> BoolArray:
-    """Which numbers of groups, the last one apart, send no more than that does, whatever ranks hold.
-
-    Nor may ranks wait longer for unlike packs: under ZeRO 2 and 3 fewer of them meet in smaller groups.
-    """
-    placed = {name: np.asarray(row)[None] for name, row in vars(context.placement).items()}
-    layouts = replace(context.layout.with_axis(), shard_groups=np.array(numbers))
-    grouped = replace(context, layout=layouts, placement=Placement(**placed))
+def _least_parameters(context: Context) -> tuple[float, float]:
+    """The least parameters outside experts and in them, as far as it has some, of any layer on a GPU."""
     model = context.workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, context.layout)
-    both = ((dense, model.dense_layers), (rest, model.moe_layers))
-    least = min(float(np.asarray(own)) for own, layers in both if layers)
-    unlike = kind_parameters_on_gpu(model, context.layout)
-    if unlike:
-        least = min(float(np.asarray(own)) for own, _ in unlike)
-        with_experts = [float(np.asarray(own)) for _, own in unlike]
-        experts = min((own for own in with_experts if own), default=0.0 * least)
-    no_more = np.ones(len(numbers) - 1, dtype=np.bool_)
-    for traffic, is_full in traffic_by_kind(grouped, least, experts):
-        full = np.broadcast_to(is_full, (len(numbers),))
-        for seconds in traffic:
-            each = np.broadcast_to(np.asarray(seconds, dtype=np.float64), (len(numbers),))
-            no_more &= each[:-1] <= each[-1]
-        no_more &= full[:-1] & full[-1]
-    waits_s = np.broadcast_to(imbalance_s(grouped), (len(numbers),))
-    return np.asarray(no_more & (waits_s[:-1] <= waits_s[-1]))
+    kinds = kind_parameters_on_gpu(model, context.layout)
+    if not kinds:
+        both = ((dense, 0.0, model.dense_layers), (rest, experts, model.moe_layers))
+        kinds = tuple((outside, inside) for outside, inside, layers in both if layers)
+    of_kinds = [(float(np.asarray(outside)), float(np.asarray(x))) for outside, x in kinds]
+    inside = [own for _, own in of_kinds if own]
+    return min(outside for outside, _ in of_kinds), min(inside, default=0.0)
