@@ -857,8 +857,7 @@ class MixedKernel:
             layout = replace(self.layout, recompute_layers=amount)
             if self.is_in_order:
                 limit_s = cutoff_s if best is None else best.step_time_s
-                if self._may_be_below(amount, limit_s):
-                    best = self._best_in_order(layout, limit_s) or best
+                best = self._best_in_order(layout, limit_s) or best
                 if amount <= 1 and not self._memory_limits(amount):
                     break
                 continue
@@ -985,35 +984,6 @@ class MixedKernel:
         limits = np.concatenate([np.full(each.ranks, each.part.limit_gib) for each in segments])
         fits = bool(np.all(mixed_memory_gib(segments, stages) <= limits))
         return fits and not any(hosts_short_gib(segments, stages))
-
-    def _may_be_below(self, amount: int, limit_s: float) -> bool:
-        """Whether unlike layers with so many recomputed may be cut up into a step below a limit: False only
-        where no way is, however ranks that recompute fewer stand beside others, in the least memory that any
-        number of layers can take.
-        """
-        segments, place = [], np.arange(self.layers + 1)
-        number = np.maximum(place[None, :] - place[:, None], 0)
-        for segment, part in zip(self.segments, self.parts, strict=True):
-            costs, seconds = part.costs(0), part.seconds_in_order(amount)
-            ranks = []
-            for rank in range(segment.first, segment.first + segment.ranks):
-                row, limit_gib = self.memory[rank]
-                least_gib = row.fixed_gib + row.layer_gib * number
-                least_gib = least_gib + min(row.leading_gib, 0.0) * np.minimum(number, self.leading)
-                if self.full:
-                    least_gib = least_gib - row.relief_gib * np.minimum(number, amount)
-                ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == costs.pp - 1)
-                may_be = (place[None, :] > place[:, None]) & (least_gib <= limit_gib * (1 + 1e-6))
-                ranks.append(Parts(seconds + ends_s, seconds, seconds, may_be))
-            segments.append([ranks])
-        busiest_s = least_of_ways(segments, np.maximum)
-        if inf in (busiest_s, limit_s):
-            return busiest_s < inf
-        filled = self.segments[0].part.workload.flushes
-        weight = int(self.layout.num_micro_batches) - filled
-        work_s = max(least_of_ways(segments, np.add), busiest_s)
-        least_s = (weight * busiest_s + filled * work_s + self.rest_s) * self.scale
-        return least_s * (1 - 1e-9) < limit_s
 
     def _best_in_order(self, layout: Layout, cutoff_s: float) -> MixedPrice | None:
         """The fastest way to cut up unlike layers: first of those with the least busiest rank, then of all

@@ -518,7 +518,6 @@ class MixedSearch:
                 (row.execution, row.layout, row.composition) not in self._priced
                 and self._maker.keeps_inside(row)
                 and self._maker.gains_by_grouping(row)
-                and self._maker.gains_by_offloading(row, self._limit_s)
             ):
                 self._open.append(self._maker.kernel(row))
             position += 1
@@ -544,13 +543,7 @@ class MixedSearch:
 
     def _worth_pricing(self) -> list[MixedKernel]:
         """The open kernels that may still beat the best price."""
-        return [
-            each
-            for each in self._open
-            if each.is_open
-            and each.bound_s < self._limit_s
-            and self._maker.gains_by_offloading(each, self._limit_s)
-        ]
+        return [each for each in self._open if each.is_open and each.bound_s < self._limit_s]
 
     def _settled_by_model(self) -> bool:
         """Whether a model proves that no open kernel beats the best price; else its choice is priced."""
