@@ -47,10 +47,9 @@ from meshwright.costmodel.states import (
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts
 from meshwright.planner.bounds.mappings import divisors_suffice
-from meshwright.planner.bounds.paces import MemoryFit, RankRow, host_limit_gib
+from meshwright.planner.bounds.paces import MemoryFit, host_limit_gib
 
 # Ways to deal layers to the pipeline ranks of one part of a cluster, and of all parts together.
 #
@@ -742,11 +741,6 @@ class PartCosts:
             for rank, room in enumerate(plain)
         ]
 
-    @cached_property
-    def memory(self) -> list[RankRow]:
-        """What each rank of the pipeline holds here, as a linear function of its layers."""
-        return memory_rows(self.placed.workload, self.placed.layout)
-
 
 def ways_of_recomputing(amount: int, layers: int) -> list[tuple[int, int]]:
     """The fewest and the most layers of a rank in each way to recompute so many of them: as many or more, and
@@ -788,14 +782,10 @@ class MixedKernel:
     segments: tuple[Segment, ...]
     parts: tuple[PartCosts, ...]
     """Of each segment."""
-    bound_s: float = 0.0
-    """Of any split."""
     rest_s: float = 0.0
     """What follows the pipeline, at the least, before what a step loses on many nodes."""
     scale: float = 1.0
     """What that multiplies the step by."""
-    is_open: bool = True
-    """Whether it was not priced yet."""
     price: MixedPrice | None = None
     """Of the best split; None where no split fits or beats what was known."""
 
@@ -838,14 +828,6 @@ class MixedKernel:
     def costs(self) -> tuple[SplitCosts, ...]:
         """What layers cost on each segment, recomputation apart."""
         return tuple(each.costs(0) for each in self.parts)
-
-    @cached_property
-    def memory(self) -> tuple[tuple[RankRow, float], ...]:
-        """Of each rank what it holds as a linear function of its layers, and what it may hold, GiB."""
-        rows: list[tuple[RankRow, float]] = []
-        for segment, part in zip(self.segments, self.parts, strict=True):
-            rows += [(row, part.placed.limit_gib) for row in part.memory[segment.own]]
-        return tuple(rows)
 
     def best_split(self, cutoff_s: float) -> MixedPrice | None:
         """The fastest split that fits; None where none fits or beats `cutoff_s`.

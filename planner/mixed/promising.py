@@ -1225,7 +1225,6 @@ class KernelMaker:
             composition=row.composition,
             segments=tuple(segments),
             parts=tuple(parts),
-            bound_s=row.bound_s,
             rest_s=row.rest_s,
             scale=row.scale,
         )
