@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.fabric import dispatcher_reaches
 from meshwright.costmodel.data_parallel import DataParallelTraffic
-from meshwright.costmodel.footprint import PeakBounds, mean_states_gib, peak_bounds
+from meshwright.costmodel.footprint import PeakBounds, mean_states_gib, peak_bounds, usable_hbm_gib
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import LAYER_AXES, PLACED_AXES, Layout, Recompute
@@ -78,12 +78,7 @@ from meshwright.planner.bounds.mappings import (
     times_under_mappings,
     useful_groups,
 )
-from meshwright.planner.bounds.paces import (
-    busiest_in_rooms_s,
-    chunk_times,
-    hbm_limit_gib,
-    least_level_pace_s,
-)
+from meshwright.planner.bounds.paces import busiest_in_rooms_s, chunk_times, least_level_pace_s
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -117,7 +112,7 @@ class CostModelPricing:
 
     def __init__(self, workload: Workload, params: PricingParams = DEFAULT_PRICING) -> None:
         self._workload, self._params = workload, params
-        self._limit_gib, self._known = hbm_limit_gib(workload), KnownTimes()
+        self._limit_gib, self._known = usable_hbm_gib(workload), KnownTimes()
         framework = framework_of_stack(workload.framework)
         self._some_layers = framework.recompute_amount is not None
         self._deadline = float("inf")
