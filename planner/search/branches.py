@@ -37,9 +37,10 @@ from meshwright.planner.bounds.exact_cost import MappingBounds, Matrix, Priced
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import rows_by_value
 from meshwright.planner.bounds.paces import RankRow
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.choices import DEGREES, MAKING_ROOM, OF_LAYOUT
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.pricing import Certificate, Pricing, SearchParams
+from meshwright.planner.search.pricing import Certificate, SearchParams
 from meshwright.planner.search.space import Space
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Branch:
     execution: Execution
     """Where the workload has `other_dispatchers`, with the first of those."""
     space: Space
-    pricing: Pricing
+    pricing: CostModelPricing
     rules: tuple[Rule, ...]
     corrections: GainCorrections | None = None
     """What prices, and all bounds with them, are multiplied by; None for nothing."""
