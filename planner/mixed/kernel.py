@@ -38,16 +38,11 @@ from meshwright.costmodel.mixed import (
     mixed_step,
     mixed_step_of_loads,
 )
-from meshwright.costmodel.rank_load import counts_of_parts
-from meshwright.costmodel.states import (
-    end_parameters,
-    kind_parameters_on_gpu,
-    layer_parameters_on_gpu,
-)
+from meshwright.costmodel.states import kind_parameters_on_gpu, layer_parameters_on_gpu
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts
+from meshwright.planner.bounds.layer_split import ALL_LAYERS, Parts, SplitCosts, parts_of
 from meshwright.planner.bounds.mappings import divisors_suffice
 from meshwright.planner.bounds.paces import MemoryFit, host_limit_gib
 
@@ -346,26 +341,6 @@ def options_together(options: Sequence[Options], layers: int) -> list[IntArray]:
 # these are those of the layers between the places.
 
 
-class Parts(NamedTuple):
-    """What a rank takes that holds the layers from one place of the model to another, [begin, end]."""
-
-    seconds: FloatArray
-    dense: FloatArray
-    """Parameters outside experts."""
-    experts: FloatArray
-    """Parameters of experts."""
-    may_be: BoolArray
-    """Whether there is such a part, and its rank has room for it."""
-
-    def within(self, limit_s: float) -> Parts:
-        """Those that take no longer."""
-        return self._replace(may_be=self.may_be & (self.seconds <= limit_s))
-
-    def turned(self) -> Parts:
-        """By their end and their begin."""
-        return Parts(self.seconds.T, self.dense.T, self.experts.T, self.may_be.T)
-
-
 class InOrder(NamedTuple):
     """Ways to cut up the layers from one place to another among a segment's ranks, arrays of shape [k]."""
 
@@ -604,60 +579,20 @@ class PartCosts:
         """What each of some ranks may hold of a sequence of unlike layers, with so many of its own
         recomputed: where all of these ranks have as many or more, and where all have as many or fewer.
         """
-        costs, model = self.costs(0), self.placed.workload.model
-        seconds, (dense, experts) = self.seconds_in_order(amount), self._parameters_in_order
-        table, last, last_experts = (
-            float(np.asarray(each)) for each in end_parameters(model, self.placed.layout)
-        )
-        ways = []
-        for of_way in self._may_hold(amount, ranks):
-            way = []
-            for rank, may_be in zip(ranks, of_way, strict=True):
-                is_first, is_last = rank == 0, rank == costs.pp - 1
-                way.append(
-                    Parts(
-                        seconds + costs.first_s * is_first + costs.last_s * is_last,
-                        dense + table * is_first + last * is_last,
-                        experts + last_experts * is_last,
-                        may_be,
-                    )
-                )
-            ways.append(way)
-        return ways
-
-    def seconds_in_order(self, amount: int) -> FloatArray:
-        """Of the layers from one place to another, with so many recomputed, [begin, end]."""
-        recomputed = counts_of_parts(self.placed.workload.model.unlike_layers, amount)
-        again_s = [float(np.asarray(kind.recompute_s)) for kind in self.placed.times.unlike]
-        return np.asarray(self._kept_in_order_s + np.tensordot(again_s, recomputed, 1))
-
-    @cached_property
-    def _kept_in_order_s(self) -> FloatArray:
-        """The same with none recomputed."""
-        # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
-        number = counts_of_parts(self.placed.workload.model.unlike_layers)
-        each_s = [float(np.asarray(kind.seconds)) for kind in self.placed.times.unlike]
-        return np.asarray(np.tensordot(each_s, number, 1))
-
-    @cached_property
-    def _parameters_in_order(self) -> tuple[FloatArray, FloatArray]:
-        """Parameters outside experts and in them of the layers from one place to another, [begin, end]."""
-        model, layout = self.placed.workload.model, self.placed.layout
-        kinds = kind_parameters_on_gpu(model, layout)
-        if kinds:
-            number = counts_of_parts(model.unlike_bytes)
-        else:
-            of_dense, rest, experts = layer_parameters_on_gpu(model, layout)
-            kinds = ((of_dense, 0.0), (rest, experts))
-            place = np.arange(model.layers + 1)
-            in_front = np.minimum(place, model.dense_layers)
-            before = np.stack([in_front, place - in_front])
-            number = before[:, None, :] - before[:, :, None]
-        of_kinds = np.array(
-            [[float(np.asarray(parameters)) for parameters in kind] for kind in kinds]
-        )
-        outside, inside = np.tensordot(of_kinds.T, number, 1)
-        return outside, inside
+        costs, model, layout = self.costs(amount), self.placed.workload.model, self.placed.layout
+        kinds = [inside for _, inside in kind_parameters_on_gpu(model, layout)]
+        of_experts = kinds or [layer_parameters_on_gpu(model, layout)[2]]
+        each = max(float(np.asarray(parameters)) for parameters in of_experts)
+        ends = [(rank == 0, rank == costs.pp - 1) for rank in ranks]
+        tables = {}
+        for rank, end in zip(ranks, ends, strict=True):
+            if end not in tables:
+                table = parts_of(costs, rank)
+                tables[end] = table._replace(experts=each * table.experts)
+        return [
+            [tables[end]._replace(may_be=may_be) for end, may_be in zip(ends, way, strict=True)]
+            for way in self._may_hold(amount, ranks)
+        ]
 
     def _may_hold(self, amount: int, ranks: range) -> list[list[BoolArray]]:
         """Of each way and rank, whether it may hold the layers from one place to another."""
@@ -1008,7 +943,7 @@ class MixedKernel:
         holdings = []
         for ways in of_segments:
             ranks = [each for way in ways for each in way if each.may_be.any()]
-            dense = min(float(each.dense[each.may_be].min()) for each in ranks)
+            dense = min(float(each.load[each.may_be].min()) for each in ranks)
             experts = min(float(each.experts[each.may_be].min()) for each in ranks)
             holdings.append(SegmentHolds(dense, experts, 1.0))
         busiest: dict[str, Floats] = {"ranks": least_s}
@@ -1047,7 +982,8 @@ class MixedKernel:
         """The fastest way below a cutoff in which no rank takes longer for a micro-batch."""
         work_counts = self._work_counts(layout)
         within = [
-            [[each.within(busiest_s) for each in way] for way in ways] for ways in of_segments
+            [[each.no_longer_than(busiest_s) for each in way] for way in ways]
+            for ways in of_segments
         ]
         starts, ends = self._borders(within)
         options = []
