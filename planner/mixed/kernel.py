@@ -557,6 +557,7 @@ class PartCosts:
     placed: PlacedPart
     _costs: dict[int, SplitCosts] = field(default_factory=dict)
     _rooms: dict[int, tuple[Rooms, ...]] = field(default_factory=dict)
+    _tables: dict[int, dict[tuple[bool, bool], Parts]] = field(default_factory=dict)
 
     @cached_property
     def _layer_costs(self) -> LayerCosts:
@@ -584,7 +585,7 @@ class PartCosts:
         of_experts = kinds or [layer_parameters_on_gpu(model, layout)[2]]
         each = max(float(np.asarray(parameters)) for parameters in of_experts)
         ends = [(rank == 0, rank == costs.pp - 1) for rank in ranks]
-        tables = {}
+        tables = self._tables.setdefault(amount, {})
         for rank, end in zip(ranks, ends, strict=True):
             if end not in tables:
                 table = parts_of(costs, rank)
