@@ -33,7 +33,7 @@ from meshwright.costmodel.schedules import Schedule, has_trait, traits
 from meshwright.costmodel.step_time import StepTime, loaded_step, make_context, scale_share
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
-from meshwright.planner.bounds.mappings import SHAPE, Matrices, packed_context
+from meshwright.planner.bounds.mappings import SHAPE, Matrices, WorkloadKey, packed_context
 from meshwright.planner.bounds.paces import MemoryFit, RankRow
 
 # Lower bounds from degrees and micro-batch alone, for every way of running them at once.
@@ -90,7 +90,7 @@ def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:
     """
     shapes = replace(shapes, pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0)
     experts = KnownExperts(shapes, packed_context(workloads[0], shapes).placement)
-    costs = tuple(_costs(_Asked(workload, experts)) for workload in workloads)
+    costs = tuple(_costs(_asked(workload, experts)) for workload in workloads)
     experts.forget()
     names = [f.name for f in fields(LayerCosts)]
     least = {name: reduce(np.minimum, (getattr(each, name) for each in costs)) for name in names}
@@ -106,37 +106,22 @@ def _keys(layouts: Layout, most: Sequence[int]) -> IntArray:
     return key
 
 
-class _Asked:
-    """Shapes under a workload as a key: the same model and cluster are the same objects, unhashed."""
-
-    def __init__(self, workload: Workload, experts: KnownExperts) -> None:
-        # None of them changes what a layer takes.
-        self.workload = replace(
-            workload, chooses_buckets=False, memory_margin=1.0, sync_each_batch=False
-        )
-        self.experts = experts
-        columns = map(np.asarray, vars(experts.layout).values())
-        self._key = tuple((column.shape, column.tobytes()) for column in columns)
-        run = self.workload
-        settings = (run.moe_dispatch, run.ep_overlap, run.tp_overlap, run.cuda_graph, run.cp_comm)
-        self._hash = hash((id(run.model), id(run.cluster), settings, self._key))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Asked):
-            return False
-        return self._key == other._key and self.workload == other.workload
+def _asked(workload: Workload, experts: KnownExperts) -> WorkloadKey:
+    """Shapes under a workload as a key."""
+    # None of these changes what a layer takes.
+    alike = replace(workload, chooses_buckets=False, memory_margin=1.0, sync_each_batch=False)
+    columns = map(np.asarray, vars(experts.layout).values())
+    key = tuple((column.shape, column.tobytes()) for column in columns)
+    return WorkloadKey(alike, key, experts)
 
 
 @lru_cache(maxsize=128)
-def _costs(asked: _Asked) -> LayerCosts:
+def _costs(asked: WorkloadKey) -> LayerCosts:
     """Layer costs of shapes, one after the other; those of one request's executions are kept.
 
     What becomes of its plan without a choice is searched with the same ones.
     """
-    workload, experts = asked.workload, asked.experts
+    workload, experts = asked.workload, asked.beside
     size = experts.layout.broadcast_shape()
     if not np.prod(size):
         return LayerCosts(*(np.zeros(size) for _ in fields(LayerCosts)))

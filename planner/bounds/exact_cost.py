@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.activations import saved_activations
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times, stage_memory_gib
-from meshwright.costmodel.footprint import GIB, layer_bytes, offloaded_states_gib
+from meshwright.costmodel.footprint import GIB, layer_bytes, offloaded_states_gib, usable_hbm_gib
 from meshwright.costmodel.hybrid_context import is_dealt
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
@@ -45,7 +45,7 @@ from meshwright.planner.bounds.layer_split import (
     level_splits,
 )
 from meshwright.planner.bounds.mappings import Matrices, pick, rows_of_context
-from meshwright.planner.bounds.paces import MemoryFit, hbm_limit_gib
+from meshwright.planner.bounds.paces import MemoryFit
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -346,7 +346,7 @@ class LayoutPricing:
 
     def __init__(self, workload: Workload, layout: Layout) -> None:
         self._workload, self._layout = workload, layout
-        self._limit_gib = hbm_limit_gib(workload)
+        self._limit_gib = usable_hbm_gib(workload)
         self._fit = MemoryFit(workload, layout)
         self._peaks_gib: dict[Stages, FloatArray] = {}
         self.memory_limits = False

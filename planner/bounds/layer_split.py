@@ -684,19 +684,69 @@ class _Ranks:
         return Split(stages=tuple(stages), time_s=costs.time_s(times))
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """What a rank takes that holds the layers from one place to another, arrays [begin, end]."""
 
     seconds: NDArray[np.float64]
     load: NDArray[np.float64]
+    """Parameters outside experts."""
     experts: NDArray[np.float64]
+    """Layers with experts, or parameters of theirs."""
     may_be: NDArray[np.bool_]
     """Whether there is such a part, and memory holds it."""
+
+    def no_longer_than(self, limit_s: float) -> Parts:
+        """Those that take no longer."""
+        return self._replace(may_be=self.may_be & (self.seconds <= limit_s))
+
+    def turned(self) -> Parts:
+        """By their end and their begin."""
+        return Parts(self.seconds.T, self.load.T, self.experts.T, self.may_be.T)
 
     def within(self, caps: _Caps) -> NDArray[np.bool_]:
         """The parts that keep to all caps."""
         slow, heavy = self.seconds > caps.seconds, self.load > caps.load
         return np.asarray(self.may_be & ~slow & ~heavy & (self.experts <= caps.experts))
+
+
+def parts_of(costs: SplitCosts, rank: int) -> Parts:
+    """What one rank takes of a sequence of layers, in one virtual stage, memory aside.
+
+    Parameters
+    ----------
+    costs
+        With the order of the layers.
+    rank
+        Of the pipeline.
+    """
+    in_front, at_end = rank == 0, rank == costs.pp - 1
+    place = np.arange(0, costs.layers + 1)
+    begin, end = place[:, None], place[None, :]
+    layers = end - begin
+    may_be = layers >= costs.fewest
+    may_be &= (begin == 0) if in_front else (begin >= costs.fewest)
+    may_be &= (end == costs.layers) if at_end else (end <= costs.layers - costs.fewest)
+    to = np.maximum(np.minimum(begin + min(costs.recompute_layers, costs.layers), end), begin)
+    seconds = np.full(layers.shape, costs.first_s * in_front + costs.last_s * at_end)
+    # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
+    order = costs.order if in_front else costs.order_behind or costs.order
+    for kind_s, again_s in dict.fromkeys(order):
+        own = [each == (kind_s, again_s) for each in order]
+        before = np.concatenate([[0.0], np.cumsum(own)])
+        seconds += kind_s * (before[end] - before[begin]) + again_s * (before[to] - before[begin])
+    leading = np.clip(costs.leading - begin, 0, np.maximum(layers, 0))
+    load = (layers - leading) * costs.layer_load + leading * costs.leading_load
+    experts = (layers - leading) * float(costs.experts)
+    if costs.order_loads:
+        load, experts = np.zeros(layers.shape), np.zeros(layers.shape)
+        for own_load, has_experts in dict.fromkeys(costs.order_loads):
+            is_of_kind = [each == (own_load, has_experts) for each in costs.order_loads]
+            before = np.concatenate([[0.0], np.cumsum(is_of_kind)])
+            load += own_load * (before[end] - before[begin])
+            experts += has_experts * (before[end] - before[begin])
+    load = load + costs.first_load * in_front + costs.last_load * at_end
+    experts = experts + costs.last_experts * at_end
+    return Parts(seconds, load, np.asarray(experts, dtype=np.float64), may_be)
 
 
 class _Summed(NamedTuple):
@@ -722,8 +772,8 @@ class _OrderedRanks(_Ranks):
         self.costs = costs
         self._fits = fits
         self._fits_part = fits_part
-        self._tables: dict[int, _Parts] = {}
-        self._without_memory: dict[int, _Parts] = {}
+        self._tables: dict[int, Parts] = {}
+        self._without_memory: dict[int, Parts] = {}
         kinds = {_end_kind(costs, rank): rank for rank in reversed(range(costs.pp))}
         held = [self._parts(rank) for rank in (kinds.values() if fits is None else range(costs.pp))]
         columns = zip(*(part[:3] for part in held), strict=True)
@@ -735,19 +785,19 @@ class _OrderedRanks(_Ranks):
             for each in columns
         )
 
-    def _parts(self, rank: int) -> _Parts:
+    def _parts(self, rank: int) -> Parts:
         """Of one rank, by the layers in front of its part and those to its end."""
         kind, alike = self._kind(rank), _end_kind(self.costs, rank)
         if kind not in self._tables:
             if alike not in self._without_memory:
-                self._without_memory[alike] = self._table(rank)
+                self._without_memory[alike] = parts_of(self.costs, rank)
             table = self._without_memory[alike]
             self._tables[kind] = (
                 table if self._fits is None else self._fitting(rank, table, self._fits)
             )
         return self._tables[kind]
 
-    def _fitting(self, rank: int, table: _Parts, fits: FitsRank) -> _Parts:
+    def _fitting(self, rank: int, table: Parts, fits: FitsRank) -> Parts:
         """The parts that memory holds on a rank."""
         costs = self.costs
         if self._fits_part is not None:
@@ -760,39 +810,6 @@ class _OrderedRanks(_Ranks):
         for own in np.flatnonzero(np.bincount(key[table.may_be])).tolist():
             holds[own] = fits(rank, *divmod(own, costs.leading + 1))
         return table._replace(may_be=table.may_be & holds[key])
-
-    def _table(self, rank: int) -> _Parts:
-        costs = self.costs
-        in_front, at_end = rank == 0, rank == costs.pp - 1
-        place = np.arange(0, costs.layers + 1)
-        begin, end = place[:, None], place[None, :]
-        layers = end - begin
-        may_be = layers >= costs.fewest
-        may_be &= (begin == 0) if in_front else (begin >= costs.fewest)
-        may_be &= (end == costs.layers) if at_end else (end <= costs.layers - costs.fewest)
-        to = np.maximum(np.minimum(begin + min(costs.recompute_layers, costs.layers), end), begin)
-        seconds = np.full(layers.shape, costs.first_s * in_front + costs.last_s * at_end)
-        # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
-        order = costs.order if in_front else costs.order_behind or costs.order
-        for kind_s, again_s in dict.fromkeys(order):
-            own = [each == (kind_s, again_s) for each in order]
-            before = np.concatenate([[0.0], np.cumsum(own)])
-            seconds += kind_s * (before[end] - before[begin]) + again_s * (
-                before[to] - before[begin]
-            )
-        leading = np.clip(costs.leading - begin, 0, np.maximum(layers, 0))
-        load = (layers - leading) * costs.layer_load + leading * costs.leading_load
-        experts = (layers - leading) * float(costs.experts)
-        if costs.order_loads:
-            load, experts = np.zeros(layers.shape), np.zeros(layers.shape)
-            for own_load, has_experts in dict.fromkeys(costs.order_loads):
-                is_of_kind = [each == (own_load, has_experts) for each in costs.order_loads]
-                before = np.concatenate([[0.0], np.cumsum(is_of_kind)])
-                load += own_load * (before[end] - before[begin])
-                experts += has_experts * (before[end] - before[begin])
-        load = load + costs.first_load * in_front + costs.last_load * at_end
-        experts = experts + costs.last_experts * at_end
-        return _Parts(seconds, load, np.asarray(experts, dtype=np.float64), may_be)
 
     def _total_s(self, recomputed_leading: int) -> float:
         """At the least, where a part of each rank's layers is recomputed."""

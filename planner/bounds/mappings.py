@@ -7,12 +7,12 @@ matrices are all the mappings that treat blocks alike, so choosing one of them i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations
 from math import prod
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +162,33 @@ def times_under_mappings(context: Context, owner: IntArray) -> tuple[KindTimes, 
     return times, rows, equal
 
 
+T = TypeVar("T")
+
+
+class KeptRows(Generic[T]):
+    """What is known of rows, about so many, kept for those that come again; `joined` makes one of two."""
+
+    def __init__(self, most: int, joined: Callable[[T, T], T]) -> None:
+        self._most, self._joined = most, joined
+        self._places: dict[bytes, int] = {}
+        self._known: T | None = None
+
+    def of(self, keys: Sequence[bytes], asked: Callable[[IntArray], T]) -> tuple[T, IntArray]:
+        """What is known, and which row of it each of the keys, one at least, has; `asked` of unknown ones."""
+        if len(self._places) > self._most:
+            self._places, self._known = {}, None
+        new = [row for row, key in enumerate(keys) if key not in self._places]
+        if new:
+            fresh = asked(np.array(new))
+            self._known = fresh if self._known is None else self._joined(self._known, fresh)
+            self._places |= {keys[row]: len(self._places) + at for at, row in enumerate(new)}
+        assert self._known is not None
+        return self._known, np.array([self._places[key] for key in keys])
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
 class KnownTimes:
     """Times of layers as well placed as they can be, kept for those that come again.
 
@@ -169,8 +196,7 @@ class KnownTimes:
     """
 
     def __init__(self) -> None:
-        self._places: dict[bytes, int] = {}
-        self._times: KindTimes | None = None
+        self._kept = KeptRows[KindTimes](MOST_KEPT, KindTimes.beside)
 
     def times(self, context: Context) -> KindTimes | None:
         """`shared_times` of layouts [n]; None where there are none."""
@@ -180,21 +206,16 @@ class KnownTimes:
         distinct = rows_of_context(context, first)
         if len(first) > MOST_KEPT:
             return kind_times(distinct).rows(back, len(first))
-        keys = _keys(distinct.layout, OF_LAYERS)
-        if len(self._places) > MOST_KEPT:
-            self._places, self._times = {}, None
-        new = [row for row, key in enumerate(keys) if key not in self._places]
-        if new:
-            times = kind_times(rows_of_context(distinct, np.array(new)))
-            times = times.rows(np.arange(len(new)), len(new))
-            self._times = times if self._times is None else self._times.beside(times)
-            self._places |= {keys[row]: len(self._places) + at for at, row in enumerate(new)}
-        assert self._times is not None
-        places = np.array([self._places[key] for key in keys])
-        return self._times.rows(places[back], len(self._places))
+
+        def asked(new: IntArray) -> KindTimes:
+            times = kind_times(rows_of_context(distinct, new))
+            return times.rows(np.arange(len(new)), len(new))
+
+        times, places = self._kept.of(row_keys(distinct.layout, OF_LAYERS), asked)
+        return times.rows(places[back], len(self._kept))
 
 
-def _keys(layouts: Layout, names: Sequence[str]) -> list[bytes]:
+def row_keys(layouts: Layout, names: Sequence[str]) -> list[bytes]:
     """What tells some layouts [n] apart by some of their fields."""
     columns = [np.asarray(getattr(layouts, name), np.int64) for name in names]
     return [key.tobytes() for key in np.stack(columns, axis=1)]
@@ -739,6 +760,32 @@ def _are_useful(
     return np.asarray(useful[back])
 
 
+def divisors_suffice(context: Context, dense: float, experts: float) -> BoolArray:
+    """Which divisors of a number of shard groups send no more, whatever more the ranks hold.
+
+    Parameters
+    ----------
+    context
+        One layout, in plain numbers, of several pipeline ranks; what holds of `useful_groups` holds here.
+    dense, experts
+        The fewest parameters outside experts and in them on a GPU.
+
+    Returns
+    -------
+    BoolArray
+        Of the divisors, rising, without the number itself.
+    """
+    numbers = divisors(int(context.layout.shard_groups))
+    rows = np.zeros(len(numbers) - 1, dtype=np.int64)
+    if sends_by_shards(context.workload) or np.any(waits_by_shards(context)):
+        return np.zeros(len(rows), dtype=bool)
+    columns = {name: np.array([value]) for name, value in vars(context.layout).items()}
+    placed = {name: np.asarray(column)[None] for name, column in vars(context.placement).items()}
+    alone = replace(context, layout=Layout(**columns), placement=Placement(**placed))
+    by_groups = _by_groups(alone, numbers, parameters=(dense, experts))
+    return _sends_no_more(by_groups, rows, np.arange(len(rows)), rows + len(rows))
+
+
 def least_group_traffic(
     context: Context, numbers: Sequence[int], groups: Sequence[str] = ()
 ) -> tuple[DataParallelTraffic, ...]:
@@ -786,8 +833,8 @@ class KnownTraffic:
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        self._numbers, self._places = numbers, dict[bytes, int]()
-        self._columns = np.zeros((6, 0))
+        self._numbers = numbers
+        self._kept = KeptRows[FloatArray](MOST_TRAFFIC_KEPT, lambda *rows: np.concatenate(rows))
 
     def least(self, context: Context) -> tuple[DataParallelTraffic, ...]:
         """The traffic of layouts [n], n at least 1: [n] with the framework's own sizes of buckets, then
@@ -795,34 +842,39 @@ class KnownTraffic:
         """
         first, back = rows_by_value(context.layout, OF_TRAFFIC)
         distinct = rows_of_context(context, first)
-        keys = _keys(distinct.layout, OF_TRAFFIC)
-        if len(self._places) > MOST_TRAFFIC_KEPT:
-            self._places, self._columns = {}, np.zeros((6, 0))
-        new = [row for row, key in enumerate(keys) if key not in self._places]
-        if new:
-            part = rows_of_context(distinct, np.array(new))
-            traffic = least_group_traffic(part, self._numbers)
+
+        def asked(new: IntArray) -> FloatArray:
+            traffic = least_group_traffic(rows_of_context(distinct, new), self._numbers)
             # Where there is no choice of a size, the others are the framework's own.
             columns = [*traffic[0], *(np.reshape(each, len(new)) for each in traffic[-1])]
-            self._columns = np.concatenate([self._columns, np.stack(columns)], axis=1)
-            self._places |= {keys[row]: len(self._places) + at for at, row in enumerate(new)}
-        columns_here = self._columns[:, np.array([self._places[key] for key in keys])[back]]
+            return np.stack(columns, axis=1)
+
+        rows, places = self._kept.of(row_keys(distinct.layout, OF_TRAFFIC), asked)
+        columns_here = np.ascontiguousarray(rows[places[back]].T)
         own = DataParallelTraffic(*columns_here[:3])
         if np.array_equal(columns_here[:3], columns_here[3:]):
             return (own,)
         return own, DataParallelTraffic(*columns_here[3:, None])
 
 
-@dataclass(frozen=True)
-class _OfTraffic:
-    """What is known of one workload's traffic, as a key."""
+@dataclass(frozen=True, eq=False)
+class WorkloadKey:
+    """What is asked of a workload as a key: the model of one request is the same object, unhashed."""
 
     workload: Workload
-    numbers: tuple[int, ...]
+    asked: Hashable
+    beside: Any = None
+    """What follows from these two, or has a key among what is asked."""
 
     def __hash__(self) -> int:
-        # Models and clusters of one request are the same objects, unhashed.
-        return hash((id(self.workload.model), id(self.workload.cluster), self.numbers))
+        run = self.workload
+        settings = (run.moe_dispatch, run.ep_overlap, run.tp_overlap, run.cuda_graph, run.cp_comm)
+        return hash((id(run.model), settings, run.memory_margin, run.gpus, self.asked))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WorkloadKey):
+            return False
+        return self.asked == other.asked and self.workload == other.workload
 
 
 def known_traffic(workload: Workload, numbers: Sequence[int]) -> KnownTraffic:
@@ -842,16 +894,22 @@ def known_traffic(workload: Workload, numbers: Sequence[int]) -> KnownTraffic:
         cp_comm=plain.cp_comm,
         cp_inner=plain.cp_inner,
     )
-    return _known_traffic(_OfTraffic(alike, tuple(numbers)))
+    return _known_traffic(WorkloadKey(alike, tuple(numbers), numbers))
 
 
 @lru_cache(maxsize=8)
-def _known_traffic(asked: _OfTraffic) -> KnownTraffic:
-    return KnownTraffic(asked.numbers)
+def _known_traffic(key: WorkloadKey) -> KnownTraffic:
+    return KnownTraffic(key.beside)
 
 
-def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None = None) -> _ByGroups:
-    """With `bucket` parameters reduced together, a number or [..., layouts, 1]; else the stack's own.
+def _by_groups(
+    context: Context,
+    numbers: Sequence[int],
+    bucket: Floats | None = None,
+    parameters: tuple[float, float] | None = None,
+) -> _ByGroups:
+    """With `bucket` parameters reduced together, a number or [..., layouts, 1]; else the stack's own. Of so
+    many `parameters` outside experts and in them on a rank; else of those of an even spread.
 
     Only numbers that divide the replicas are priced: of 131,040 GPUs' a quarter.
     """
@@ -864,7 +922,7 @@ def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None =
     rows, columns = np.nonzero(goes)
     grouped = rows_of_context(context, rows)
     grouped = replace(grouped, layout=replace(grouped.layout, shard_groups=groups[columns]))
-    dense, expert = rank_parameters(context.workload.model, grouped.layout, None)
+    dense, expert = parameters or rank_parameters(context.workload.model, grouped.layout, None)
     if bucket is not None:
         size = np.asarray(bucket)
         bucket = np.broadcast_to(size, (*size.shape[:-2], count, 1))[..., rows, 0]
@@ -888,7 +946,9 @@ def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None =
     )
 
 
-def _sends_no_more(by_groups: _ByGroups, rows: IntArray, other: int, column: IntArray) -> BoolArray:
+def _sends_no_more(
+    by_groups: _ByGroups, rows: IntArray, other: int | IntArray, column: IntArray
+) -> BoolArray:
     """Whether one number of groups sends no more than another one under any split, [rows]."""
     columns = (by_groups.seconds, by_groups.tail_s, by_groups.moving_s)
     no_more = [(each[:, rows, other] <= each[:, rows, column]).all(axis=0) for each in columns]

@@ -81,11 +81,6 @@ from meshwright.planner.bounds.layer_split import (
 # Which layers a pipeline rank has room for, and what splitting layers over ranks costs, for one layout.
 
 
-def hbm_limit_gib(workload: Workload) -> float:
-    """What the peak on one GPU may reach."""
-    return usable_hbm_gib(workload)
-
-
 class HostRow(NamedTuple):
     """What a GPU of a pipeline rank keeps on its host, in GiB: `fixed + layer n + leading d`."""
 
@@ -125,7 +120,7 @@ class MemoryFit:
     def __init__(self, workload: Workload, layout: Layout) -> None:
         self.workload = workload
         self.layout = layout
-        self.limit_gib = hbm_limit_gib(workload)
+        self.limit_gib = usable_hbm_gib(workload)
         offloads = int(layout.optimizer_offload) > 0 or workload.offload_parameters
         self.host_limit_gib = host_limit_gib(workload) if offloads else inf
         self.leading = workload.model.dense_layers if workload.model.moe_layers else 0
@@ -557,10 +552,6 @@ class ChunkTimes(NamedTuple):
         """Those of some layouts."""
         return ChunkTimes(*(column[rows] for column in self))
 
-    def with_every_layer_taking(self, more_s: FloatArray) -> ChunkTimes:
-        """The same where each layer takes so many seconds more, [n]."""
-        return self._replace(dense_s=self.dense_s + more_s, moe_s=self.moe_s + more_s)
-
 
 class UnlikeTimes(NamedTuple):
     """The same where layers are unlike: seconds of every kind of layer, in `KindTimes.unlike`'s order."""
@@ -683,7 +674,8 @@ def least_level_pace_s(
         return pace_s
     values, back = np.unique(pp[own] * _MOST_STAGES + vpp[own], return_inverse=True)
     for which, value in enumerate(values.tolist()):
-        splits, rows = _splits_of(workload, *divmod(value, _MOST_STAGES)), own[back == which]
+        splits = _splits(_pipeline_of(workload, *divmod(value, _MOST_STAGES)))
+        rows = own[back == which]
         if splits is None:
             pace_s[rows] = np.inf
             continue
@@ -717,7 +709,8 @@ def _least_of_unlike_s(
         of_stages, again = divmod(value, _MOST_STAGES)
         rows = np.flatnonzero(back == which)
         ranks, stages = divmod(of_stages, _MOST_STAGES)
-        splits = _unlike_splits_of(workload, ranks, stages, again)
+        pipeline = _pipeline_of(workload, ranks, stages)
+        splits = _unlike_splits(pipeline, workload.model.unlike_layers, again)
         if splits is None:
             pace_s[rows] = np.inf
             continue
@@ -763,12 +756,6 @@ class _UnlikeSplits(NamedTuple):
     """Layers of each virtual stage, [splits, virtual stages, pp]."""
 
 
-def _unlike_splits_of(
-    workload: Workload, pp: int, vpp: int, recomputed: int
-) -> _UnlikeSplits | None:
-    return _unlike_splits(_pipeline_of(workload, pp, vpp), workload.model.unlike_layers, recomputed)
-
-
 @lru_cache(maxsize=4096)
 def _unlike_splits(
     pipeline: _Pipeline, layers: tuple[str, ...], recomputed: int
@@ -802,10 +789,6 @@ def _unlike_splits(
         main_layers.astype(np.float64),
         sizes,
     )
-
-
-def _splits_of(workload: Workload, pp: int, vpp: int) -> _Splits | None:
-    return _splits(_pipeline_of(workload, pp, vpp))
 
 
 def _pipeline_of(workload: Workload, pp: int, vpp: int) -> _Pipeline:
@@ -878,15 +861,8 @@ def _is_less(chunk: _Chunk, others: set[_Chunk]) -> bool:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoomBoundParams:
-    """How fine the bound is."""
-
-    recompute_ranges: int = 8
-    """Into which the numbers of recomputed layers are put: the fewest of a range cost, the most make room."""
-
-
-DEFAULT_ROOM_BOUND = RoomBoundParams()
+_RECOMPUTE_RANGES = 8
+"""Into which the numbers of recomputed layers are put: the fewest of a range cost, the most make room."""
 
 
 def busiest_in_rooms_s(
@@ -941,7 +917,8 @@ def busiest_in_rooms_s(
         dense_s = cheapest_layer_s(times) if times.unlike else times.dense.seconds
         spared_s = leading * np.maximum(again_s - np.asarray(dense_s), 0.0)
     front = _front(times, layouts, owner, leading, again_s)
-    seconds, again_at_least_s = chunk_times(context, times), _least_again_s(times, owner.shape)
+    seconds = chunk_times(context, times)
+    again_at_least_s = np.broadcast_to(np.asarray(cheapest_recompute_s(times)), owner.shape)
     best_s = np.full(len(owner), np.inf)
     for fewest, largest in _amounts(workload, layouts):
         rows = np.flatnonzero(fewest >= 0)
@@ -969,7 +946,8 @@ def busiest_in_rooms_s(
         if isinstance(each, UnlikeTimes):
             each, own_again_s = each._replace(recomputed=fewest[owners]), 0.0 * own_again_s
         else:
-            each = each.with_every_layer_taking(np.where(every, own_again_s, 0.0))
+            more_s = np.where(every, own_again_s, 0.0)
+            each = each._replace(dense_s=each.dense_s + more_s, moe_s=each.moe_s + more_s)
         own_unlike = None if unlike is None else unlike.take(own_rows)
         pace_s = least_level_pace_s(workload, own_layouts, each, own_rooms, own_unlike)
         if isinstance(each, UnlikeTimes):
@@ -1077,14 +1055,7 @@ def _mean_of_ranks_s(context: Context, times: KindTimes, recomputed: IntArray) -
     return np.asarray((work_s + again_s) / context.layout.pp * (1 - _ROUNDING))
 
 
-def _least_again_s(times: KindTimes, shape: tuple[int, ...]) -> FloatArray:
-    """What recomputing a layer of any kind takes at the least."""
-    return np.broadcast_to(np.asarray(cheapest_recompute_s(times)), shape)
-
-
-def _amounts(
-    workload: Workload, layouts: Layout, params: RoomBoundParams = DEFAULT_ROOM_BOUND
-) -> Iterator[tuple[IntArray, IntArray]]:
+def _amounts(workload: Workload, layouts: Layout) -> Iterator[tuple[IntArray, IntArray]]:
     """Ranges (fewest, most) of the numbers of recomputed layers that are tried, [n]; -1 for an empty one."""
     full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
     every = np.where(full, ALL_LAYERS, 0)
@@ -1094,8 +1065,8 @@ def _amounts(
         return
     shortest = workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
     low = np.asarray(layouts.recompute_layers)
-    step = np.maximum(-(-(shortest - low + 1) // params.recompute_ranges), 1)
-    for _ in range(params.recompute_ranges):
+    step = np.maximum(-(-(shortest - low + 1) // _RECOMPUTE_RANGES), 1)
+    for _ in range(_RECOMPUTE_RANGES):
         remaining = full & (low <= shortest)
         if remaining.any():
             high = np.minimum(low + step - 1, shortest)

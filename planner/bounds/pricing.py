@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.fabric import dispatcher_reaches
 from meshwright.costmodel.data_parallel import DataParallelTraffic
-from meshwright.costmodel.footprint import PeakBounds, mean_states_gib, peak_bounds
+from meshwright.costmodel.footprint import PeakBounds, mean_states_gib, peak_bounds, usable_hbm_gib
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import LAYER_AXES, PLACED_AXES, Layout, Recompute
@@ -78,12 +78,7 @@ from meshwright.planner.bounds.mappings import (
     times_under_mappings,
     useful_groups,
 )
-from meshwright.planner.bounds.paces import (
-    busiest_in_rooms_s,
-    chunk_times,
-    hbm_limit_gib,
-    least_level_pace_s,
-)
+from meshwright.planner.bounds.paces import busiest_in_rooms_s, chunk_times, least_level_pace_s
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -113,11 +108,11 @@ MOST_TOGETHER = 1 << 16
 
 
 class CostModelPricing:
-    """Prices by `costmodel`."""
+    """What a search asks: prices by `costmodel`, seconds of a step, here on a regular fabric."""
 
     def __init__(self, workload: Workload, params: PricingParams = DEFAULT_PRICING) -> None:
         self._workload, self._params = workload, params
-        self._limit_gib, self._known = hbm_limit_gib(workload), KnownTimes()
+        self._limit_gib, self._known = usable_hbm_gib(workload), KnownTimes()
         framework = framework_of_stack(workload.framework)
         self._some_layers = framework.recompute_amount is not None
         self._deadline = float("inf")
@@ -128,45 +123,47 @@ class CostModelPricing:
         return self._workload
 
     def stop_at(self, deadline: float) -> None:
-        """`exact_each` prices no layouts behind this time; no other price waits for anything."""
+        """Nothing is asked of solvers, nor priced by `exact_each`, behind this time of `time.monotonic`."""
         self._deadline = deadline
 
     @property
     def undecided_s(self) -> float:
-        """Every parallelism matrix is priced."""
+        """Of the layout priced last: no mapping that `exact` could not decide on is faster than this."""
         return float("inf")
 
     @property
     def unlisted_s(self) -> float:
-        """Every parallelism matrix is listed."""
+        """Of all layouts whose mappings were bounded: no mapping that is not listed is faster than this."""
         return float("inf")
 
     def beyond_the_list(self, cutoff_s: float) -> Iterable[Priced]:
-        """None: every parallelism matrix is listed."""
+        """Mappings that are not listed, each faster than the cutoff and those before; raises `unlisted_s`."""
         del cutoff_s
         return ()
 
     @property
     def overfull(self) -> Sequence[Priced]:
-        """None: cuts may be used in full."""
+        """Of the layout priced last: mappings that would be faster, but fill a cut beyond what is allowed."""
         return ()
 
     @property
     def prices_matrices(self) -> bool:
-        """Mappings are parallelism matrices."""
+        """Whether mappings are parallelism matrices: on regular fabrics."""
         return True
 
     def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:
-        """The bounds: on a regular fabric no mapping turns out to be impossible."""
+        """Bounds of a layout, infinite for the mappings that are known to be impossible by now; themselves
+        where there is no news, as on regular fabrics.
+        """
         del layout
         return mappings
 
     def needs(self, layout: Layout) -> Sequence[Any]:
-        """Nothing: on a regular fabric every parallelism matrix can be had."""
+        """What each mapping asks of the slots of an irregular allocation; empty where it asks nothing."""
         return ()
 
     def use_assignment(self, layout: Layout, cells: Any, value: Callable[[Any], int]) -> None:
-        """Nothing: matrices need no slots."""
+        """Takes the assignment of slots to leaves that the one model found for a layout."""
 
     def lower_bound_s(
         self,
@@ -175,7 +172,11 @@ class CostModelPricing:
         *,
         any_schedule: bool = False,
     ) -> FloatArray:
-        """All allocations at once, on the fabric at its full size: no allocation packs groups better."""
+        """Never above `exact`, with the layouts' own or with any of some numbers of shard groups; [n].
+
+        With `any_schedule`, another one of as many virtual stages may take the place of the layouts' own. All
+        allocations at once, on the fabric at its full size: no allocation packs groups better.
+        """
         count, several = layouts.broadcast_shape()[0], [n > 1 for n in numbers_of_groups]
         bound_s = np.empty(count)
         for part in np.array_split(np.arange(count), max(1, -(-count // self._params.chunk))):
@@ -365,7 +366,10 @@ class CostModelPricing:
         return mappings_of(self._workload, layout)
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """Tries the recomputed layers in rising order.
+        """The best mapping, split and recomputation of one layout; None where none fits or beats `cutoff_s`.
+
+        Bounds of minus infinity in `mappings` mean that nothing is to be left out for its bound. The
+        recomputed layers are tried in rising order.
 
         Once memory no longer limits the split, more of them only cost more; all of them are tried even so,
         because then a virtual stage may be shorter than the number. While no plan is known, recomputing all
@@ -382,9 +386,10 @@ class CostModelPricing:
         return worked_out(self._best(workload, mappings, every, amounts, cutoff_s))
 
     def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
-        """`exact` of each of some layouts [n], with its number, as `search.pricing.Pricing` has it.
+        """`exact` of each of some layouts [n], with its number, under every mapping and without a cutoff.
 
-        As many are priced together as have `MOST_TOGETHER` mappings.
+        Without those that are not priced by the time of `stop_at`; `undecided_s` is of the layout that came
+        last. As many are priced together as have `MOST_TOGETHER` mappings.
         """
         first, degrees = rows_by_value(layouts, PLACED_AXES)
         counts = [len(self.mappings(layouts.scalar(row))["tp"]) for row in first]

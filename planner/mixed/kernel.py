@@ -25,10 +25,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.data_parallel import hiding_windows, traffic_by_kind
+from meshwright.costmodel.data_parallel import hiding_windows
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import Floats, Layout, Placement, Recompute
+from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.mixed import (
     PlacedPart,
     Segment,
@@ -38,20 +38,13 @@ from meshwright.costmodel.mixed import (
     mixed_step,
     mixed_step_of_loads,
 )
-from meshwright.costmodel.rank_load import counts_of_parts
-from meshwright.costmodel.states import (
-    end_parameters,
-    kind_parameters_on_gpu,
-    layer_parameters_on_gpu,
-)
-from meshwright.costmodel.step_time import imbalance_s
+from meshwright.costmodel.states import kind_parameters_on_gpu, layer_parameters_on_gpu
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.planner.bounds.combination_costs import memory_rows
-from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts
-from meshwright.planner.bounds.mappings import divisors
-from meshwright.planner.bounds.paces import MemoryFit, RankRow, host_limit_gib
+from meshwright.planner.bounds.layer_split import ALL_LAYERS, Parts, SplitCosts, parts_of
+from meshwright.planner.bounds.mappings import divisors_suffice
+from meshwright.planner.bounds.paces import MemoryFit, host_limit_gib
 
 # Ways to deal layers to the pipeline ranks of one part of a cluster, and of all parts together.
 #
@@ -348,26 +341,6 @@ def options_together(options: Sequence[Options], layers: int) -> list[IntArray]:
 # these are those of the layers between the places.
 
 
-class Parts(NamedTuple):
-    """What a rank takes that holds the layers from one place of the model to another, [begin, end]."""
-
-    seconds: FloatArray
-    dense: FloatArray
-    """Parameters outside experts."""
-    experts: FloatArray
-    """Parameters of experts."""
-    may_be: BoolArray
-    """Whether there is such a part, and its rank has room for it."""
-
-    def within(self, limit_s: float) -> Parts:
-        """Those that take no longer."""
-        return self._replace(may_be=self.may_be & (self.seconds <= limit_s))
-
-    def turned(self) -> Parts:
-        """By their end and their begin."""
-        return Parts(self.seconds.T, self.dense.T, self.experts.T, self.may_be.T)
-
-
 class InOrder(NamedTuple):
     """Ways to cut up the layers from one place to another among a segment's ranks, arrays of shape [k]."""
 
@@ -584,6 +557,7 @@ class PartCosts:
     placed: PlacedPart
     _costs: dict[int, SplitCosts] = field(default_factory=dict)
     _rooms: dict[int, tuple[Rooms, ...]] = field(default_factory=dict)
+    _tables: dict[int, dict[tuple[bool, bool], Parts]] = field(default_factory=dict)
 
     @cached_property
     def _layer_costs(self) -> LayerCosts:
@@ -606,60 +580,20 @@ class PartCosts:
         """What each of some ranks may hold of a sequence of unlike layers, with so many of its own
         recomputed: where all of these ranks have as many or more, and where all have as many or fewer.
         """
-        costs, model = self.costs(0), self.placed.workload.model
-        seconds, (dense, experts) = self.seconds_in_order(amount), self._parameters_in_order
-        table, last, last_experts = (
-            float(np.asarray(each)) for each in end_parameters(model, self.placed.layout)
-        )
-        ways = []
-        for of_way in self._may_hold(amount, ranks):
-            way = []
-            for rank, may_be in zip(ranks, of_way, strict=True):
-                is_first, is_last = rank == 0, rank == costs.pp - 1
-                way.append(
-                    Parts(
-                        seconds + costs.first_s * is_first + costs.last_s * is_last,
-                        dense + table * is_first + last * is_last,
-                        experts + last_experts * is_last,
-                        may_be,
-                    )
-                )
-            ways.append(way)
-        return ways
-
-    def seconds_in_order(self, amount: int) -> FloatArray:
-        """Of the layers from one place to another, with so many recomputed, [begin, end]."""
-        recomputed = counts_of_parts(self.placed.workload.model.unlike_layers, amount)
-        again_s = [float(np.asarray(kind.recompute_s)) for kind in self.placed.times.unlike]
-        return np.asarray(self._kept_in_order_s + np.tensordot(again_s, recomputed, 1))
-
-    @cached_property
-    def _kept_in_order_s(self) -> FloatArray:
-        """The same with none recomputed."""
-        # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
-        number = counts_of_parts(self.placed.workload.model.unlike_layers)
-        each_s = [float(np.asarray(kind.seconds)) for kind in self.placed.times.unlike]
-        return np.asarray(np.tensordot(each_s, number, 1))
-
-    @cached_property
-    def _parameters_in_order(self) -> tuple[FloatArray, FloatArray]:
-        """Parameters outside experts and in them of the layers from one place to another, [begin, end]."""
-        model, layout = self.placed.workload.model, self.placed.layout
-        kinds = kind_parameters_on_gpu(model, layout)
-        if kinds:
-            number = counts_of_parts(model.unlike_bytes)
-        else:
-            of_dense, rest, experts = layer_parameters_on_gpu(model, layout)
-            kinds = ((of_dense, 0.0), (rest, experts))
-            place = np.arange(model.layers + 1)
-            in_front = np.minimum(place, model.dense_layers)
-            before = np.stack([in_front, place - in_front])
-            number = before[:, None, :] - before[:, :, None]
-        of_kinds = np.array(
-            [[float(np.asarray(parameters)) for parameters in kind] for kind in kinds]
-        )
-        outside, inside = np.tensordot(of_kinds.T, number, 1)
-        return outside, inside
+        costs, model, layout = self.costs(amount), self.placed.workload.model, self.placed.layout
+        kinds = [inside for _, inside in kind_parameters_on_gpu(model, layout)]
+        of_experts = kinds or [layer_parameters_on_gpu(model, layout)[2]]
+        each = max(float(np.asarray(parameters)) for parameters in of_experts)
+        ends = [(rank == 0, rank == costs.pp - 1) for rank in ranks]
+        tables = self._tables.setdefault(amount, {})
+        for rank, end in zip(ranks, ends, strict=True):
+            if end not in tables:
+                table = parts_of(costs, rank)
+                tables[end] = table._replace(experts=each * table.experts)
+        return [
+            [tables[end]._replace(may_be=may_be) for end, may_be in zip(ends, way, strict=True)]
+            for way in self._may_hold(amount, ranks)
+        ]
 
     def _may_hold(self, amount: int, ranks: range) -> list[list[BoolArray]]:
         """Of each way and rank, whether it may hold the layers from one place to another."""
@@ -743,11 +677,6 @@ class PartCosts:
             for rank, room in enumerate(plain)
         ]
 
-    @cached_property
-    def memory(self) -> list[RankRow]:
-        """What each rank of the pipeline holds here, as a linear function of its layers."""
-        return memory_rows(self.placed.workload, self.placed.layout)
-
 
 def ways_of_recomputing(amount: int, layers: int) -> list[tuple[int, int]]:
     """The fewest and the most layers of a rank in each way to recompute so many of them: as many or more, and
@@ -789,14 +718,10 @@ class MixedKernel:
     segments: tuple[Segment, ...]
     parts: tuple[PartCosts, ...]
     """Of each segment."""
-    bound_s: float = 0.0
-    """Of any split."""
     rest_s: float = 0.0
     """What follows the pipeline, at the least, before what a step loses on many nodes."""
     scale: float = 1.0
     """What that multiplies the step by."""
-    is_open: bool = True
-    """Whether it was not priced yet."""
     price: MixedPrice | None = None
     """Of the best split; None where no split fits or beats what was known."""
 
@@ -840,14 +765,6 @@ class MixedKernel:
         """What layers cost on each segment, recomputation apart."""
         return tuple(each.costs(0) for each in self.parts)
 
-    @cached_property
-    def memory(self) -> tuple[tuple[RankRow, float], ...]:
-        """Of each rank what it holds as a linear function of its layers, and what it may hold, GiB."""
-        rows: list[tuple[RankRow, float]] = []
-        for segment, part in zip(self.segments, self.parts, strict=True):
-            rows += [(row, part.placed.limit_gib) for row in part.memory[segment.own]]
-        return tuple(rows)
-
     def best_split(self, cutoff_s: float) -> MixedPrice | None:
         """The fastest split that fits; None where none fits or beats `cutoff_s`.
 
@@ -858,8 +775,7 @@ class MixedKernel:
             layout = replace(self.layout, recompute_layers=amount)
             if self.is_in_order:
                 limit_s = cutoff_s if best is None else best.step_time_s
-                if self._may_be_below(amount, limit_s):
-                    best = self._best_in_order(layout, limit_s) or best
+                best = self._best_in_order(layout, limit_s) or best
                 if amount <= 1 and not self._memory_limits(amount):
                     break
                 continue
@@ -987,35 +903,6 @@ class MixedKernel:
         fits = bool(np.all(mixed_memory_gib(segments, stages) <= limits))
         return fits and not any(hosts_short_gib(segments, stages))
 
-    def _may_be_below(self, amount: int, limit_s: float) -> bool:
-        """Whether unlike layers with so many recomputed may be cut up into a step below a limit: False only
-        where no way is, however ranks that recompute fewer stand beside others, in the least memory that any
-        number of layers can take.
-        """
-        segments, place = [], np.arange(self.layers + 1)
-        number = np.maximum(place[None, :] - place[:, None], 0)
-        for segment, part in zip(self.segments, self.parts, strict=True):
-            costs, seconds = part.costs(0), part.seconds_in_order(amount)
-            ranks = []
-            for rank in range(segment.first, segment.first + segment.ranks):
-                row, limit_gib = self.memory[rank]
-                least_gib = row.fixed_gib + row.layer_gib * number
-                least_gib = least_gib + min(row.leading_gib, 0.0) * np.minimum(number, self.leading)
-                if self.full:
-                    least_gib = least_gib - row.relief_gib * np.minimum(number, amount)
-                ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == costs.pp - 1)
-                may_be = (place[None, :] > place[:, None]) & (least_gib <= limit_gib * (1 + 1e-6))
-                ranks.append(Parts(seconds + ends_s, seconds, seconds, may_be))
-            segments.append([ranks])
-        busiest_s = least_of_ways(segments, np.maximum)
-        if inf in (busiest_s, limit_s):
-            return busiest_s < inf
-        filled = self.segments[0].part.workload.flushes
-        weight = int(self.layout.num_micro_batches) - filled
-        work_s = max(least_of_ways(segments, np.add), busiest_s)
-        least_s = (weight * busiest_s + filled * work_s + self.rest_s) * self.scale
-        return least_s * (1 - 1e-9) < limit_s
-
     def _best_in_order(self, layout: Layout, cutoff_s: float) -> MixedPrice | None:
         """The fastest way to cut up unlike layers: first of those with the least busiest rank, then of all
         that may be faster.
@@ -1057,7 +944,7 @@ class MixedKernel:
         holdings = []
         for ways in of_segments:
             ranks = [each for way in ways for each in way if each.may_be.any()]
-            dense = min(float(each.dense[each.may_be].min()) for each in ranks)
+            dense = min(float(each.load[each.may_be].min()) for each in ranks)
             experts = min(float(each.experts[each.may_be].min()) for each in ranks)
             holdings.append(SegmentHolds(dense, experts, 1.0))
         busiest: dict[str, Floats] = {"ranks": least_s}
@@ -1096,7 +983,8 @@ class MixedKernel:
         """The fastest way below a cutoff in which no rank takes longer for a micro-batch."""
         work_counts = self._work_counts(layout)
         within = [
-            [[each.within(busiest_s) for each in way] for way in ways] for ways in of_segments
+            [[each.no_longer_than(busiest_s) for each in way] for way in ways]
+            for ways in of_segments
         ]
         starts, ends = self._borders(within)
         options = []
@@ -1255,14 +1143,10 @@ def least_again_s(costs: SplitCosts) -> float:
     return min(costs.layer_recompute_s, costs.leading_recompute_s)
 
 
-# Numbers of shard groups that no pipeline through parts is faster with than with a divisor of them.
-#
-# More groups hold larger shards: ranks need more memory, and their optimizers take longer. So a number of
-# groups brings something only where its traffic takes less time on some part than that of each of its
-# divisors, which are legal wherever it is. A part's ranks hold any number of layers, one at the least: from
-# where a layer fills its buckets, traffic grows in proportion to parameters, and what is no longer for one
-# layer is no longer for any number of them. Kinds of parameters (of experts, and all others) are looked at
-# one by one, as ranks hold any mixture.
+# Numbers of shard groups that no pipeline through parts is faster with than with a divisor of them: on every
+# part that divisor sends no more. A part's ranks hold any number of layers, one at the least: from where a
+# layer fills its buckets, traffic grows in proportion to parameters, and what is no longer for one layer is
+# so for any number of them.
 
 
 def gains_by_grouping(contexts: Iterable[Context]) -> bool:
@@ -1278,38 +1162,18 @@ def gains_by_grouping(contexts: Iterable[Context]) -> bool:
     bool
         False where some divisor of its number of groups sends no more on any part.
     """
-    no_more: list[BoolArray] = []
-    for context in contexts:
-        own = int(context.layout.shard_groups)
-        if own == 1:
-            return True
-        no_more.append(_sends_no_more(context, divisors(own)))
-    return not bool(np.any(np.all(no_more, axis=0)))
+    suffice = [divisors_suffice(each, *_least_parameters(each)) for each in contexts]
+    return not bool(np.any(np.all(suffice, axis=0)))
 
 
-def _sends_no_more(context: Context, numbers: Sequence[int]) -> BoolArray:
-    """Which numbers of groups, the last one apart, send no more than that does, whatever ranks hold.
-
-    Nor may ranks wait longer for unlike packs: under ZeRO 2 and 3 fewer of them meet in smaller groups.
-    """
-    placed = {name: np.asarray(row)[None] for name, row in vars(context.placement).items()}
-    layouts = replace(context.layout.with_axis(), shard_groups=np.array(numbers))
-    grouped = replace(context, layout=layouts, placement=Placement(**placed))
+def _least_parameters(context: Context) -> tuple[float, float]:
+    """The least parameters outside experts and in them, as far as it has some, of any layer on a GPU."""
     model = context.workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, context.layout)
-    both = ((dense, model.dense_layers), (rest, model.moe_layers))
-    least = min(float(np.asarray(own)) for own, layers in both if layers)
-    unlike = kind_parameters_on_gpu(model, context.layout)
-    if unlike:
-        least = min(float(np.asarray(own)) for own, _ in unlike)
-        with_experts = [float(np.asarray(own)) for _, own in unlike]
-        experts = min((own for own in with_experts if own), default=0.0 * least)
-    no_more = np.ones(len(numbers) - 1, dtype=np.bool_)
-    for traffic, is_full in traffic_by_kind(grouped, least, experts):
-        full = np.broadcast_to(is_full, (len(numbers),))
-        for seconds in traffic:
-            each = np.broadcast_to(np.asarray(seconds, dtype=np.float64), (len(numbers),))
-            no_more &= each[:-1] <= each[-1]
-        no_more &= full[:-1] & full[-1]
-    waits_s = np.broadcast_to(imbalance_s(grouped), (len(numbers),))
-    return np.asarray(no_more & (waits_s[:-1] <= waits_s[-1]))
+    kinds = kind_parameters_on_gpu(model, context.layout)
+    if not kinds:
+        both = ((dense, 0.0, model.dense_layers), (rest, experts, model.moe_layers))
+        kinds = tuple((outside, inside) for outside, inside, layers in both if layers)
+    of_kinds = [(float(np.asarray(outside)), float(np.asarray(x))) for outside, x in kinds]
+    inside = [own for _, own in of_kinds if own]
+    return min(outside for outside, _ in of_kinds), min(inside, default=0.0)

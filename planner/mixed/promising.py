@@ -50,7 +50,6 @@ from meshwright.planner.mixed.kernel import (
     Pattern,
     gains_by_grouping,
     leading_patterns,
-    shortest_s,
 )
 from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.search.model import Candidates
@@ -1226,42 +1225,9 @@ class KernelMaker:
             composition=row.composition,
             segments=tuple(segments),
             parts=tuple(parts),
-            bound_s=row.bound_s,
             rest_s=row.rest_s,
             scale=row.scale,
         )
-
-    def gains_by_offloading(self, row: PromisingRow | MixedKernel, limit_s: float) -> bool:
-        """Whether memory may keep a row from a price below a limit while it offloads nothing.
-
-        Where it may not, the row with nothing offloaded is as fast or faster, and is looked at by itself.
-        """
-        is_pinned = "optimizer_offload" in self.request.first.pins
-        if not int(row.layout.optimizer_offload) or is_pinned or self.request.top_k > 1:
-            return True
-        plain = self.kernel(
-            PromisingRow(
-                bound_s=row.bound_s,
-                execution=row.execution,
-                layout=replace(row.layout, optimizer_offload=0),
-                composition=row.composition,
-                rest_s=row.rest_s,
-                scale=row.scale,
-            )
-        )
-        amount = next(plain.amounts())
-        micro_batches = int(plain.layout.num_micro_batches)
-        most = plain.layers + 1 - int(plain.layout.pp)
-        for segment, part in zip(plain.segments, plain.parts, strict=True):
-            own = part.costs(0)
-            saved_s, layer_s = own.leading * max(own.layer_s - own.leading_s, 0.0), own.layer_s
-            if own.order:
-                saved_s, layer_s = 0.0, shortest_s(own)
-            by_time = (limit_s / micro_batches + saved_s) / layer_s * (1 + ROUNDING)
-            rooms = part.least_rooms(amount)[segment.own]
-            if min(rooms) < int(min(by_time, most)):
-                return True
-        return False
 
     def keeps_inside(self, row: PromisingRow) -> bool:
         """Whether groups that were asked to lie in one NVLink domain each do so on every part."""

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, pairwise
-from math import ceil, floor, inf
+from itertools import combinations
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,14 +16,12 @@ from meshwright.costmodel.data_parallel import LEAST_GAIN
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
-from meshwright.costmodel.rank_load import counts_in_order
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import ErrorBand
 from meshwright.costmodel.step_time import StepTime
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import program_version
-from meshwright.errors import InternalError, OutOfTimeError
-from meshwright.planner.bounds.layer_split import SplitCosts
+from meshwright.errors import OutOfTimeError
 from meshwright.planner.mixed.document import (
     NOT_MEASURED,
     AloneDoc,
@@ -35,8 +33,14 @@ from meshwright.planner.mixed.document import (
     RankDoc,
     cost_on_parts,
 )
-from meshwright.planner.mixed.kernel import Composition, MixedKernel, MixedPrice, least_again_s
-from meshwright.planner.mixed.promising import KernelMaker, PromisingRows, every_row, promising_rows
+from meshwright.planner.mixed.kernel import Composition, MixedKernel, MixedPrice
+from meshwright.planner.mixed.promising import (
+    KernelMaker,
+    PromisingRow,
+    PromisingRows,
+    every_row,
+    promising_rows,
+)
 from meshwright.planner.mixed.verify import rule_faults, verify_mixed
 from meshwright.planner.plan.assemble import (
     claim_of,
@@ -57,7 +61,6 @@ from meshwright.planner.plan.document import (
 )
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.robustness import (
-    PARAMS,
     BestUnderChange,
     Change,
     changes,
@@ -73,315 +76,21 @@ from meshwright.planner.plan.training_cost import Budget, with_cost
 from meshwright.planner.request.choices import OF_EXECUTION, OF_LAYOUT, Choice
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_document
-from meshwright.planner.search.kernel_model import KIB_PER_GIB
-from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns, solver_version
-from meshwright.planner.search.pricing import SearchParams
-from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
+from meshwright.planner.search.model import solver_version
 from meshwright.planner.solvers.processes import side_by_side
 
 if TYPE_CHECKING:
-    from meshwright.planner.solvers.or_tools import cp_model
+    pass
 
 
-# The choice among kernels on a mixed cluster as one CP-SAT model.
+# The fastest pipeline through several parts of a cluster: bounds, and exact prices in the order of them.
 #
-#     choose one kernel                         sum_i kernel_i = 1
-#     deal the layers out                       sum_r layers_r = L, 1 or more on ranks in use
-#     leading dense ones from the front on      sum_r leading_r = D,
-#                                               leading_r+1 > 0 only where leading_r = layers_r
-#     each rank works at its part's speed       work_r >= layer_s(r) (layers_r - leading_r) + ends_r
-#                                                         + lead_s(r) leading_r + again_s(r) recomputed_r
-#     no rank is slower than the busiest        busiest >= work_r
-#     of layers that differ each rank has part  layers_r of kind k = those before its end - those before it,
-#     of their sequence                           of the n_r = sum_i<=r layers_i layers up to its end,
-#                                               work_r >= sum_k layer_s(r),k layers_r,k + ends_r + ...
-#     every rank fits into the HBM of its part  fixed_r + layer_r layers_r + lead_r leading_r
-#                                                         - relief_r recomputed_r <= HBM_s(r)
-#     the step is as long as all that takes     step >= (m - x) busiest + x sum_r work_r + rest_i
-#     so that it is shortest                    min step
-#
-# s(r) is the part on which the chosen kernel runs rank r. Times are whole nanoseconds and memory whole KiB,
-# rounded so that no plan is lost. A kernel that was priced has its price, and the split that goes with it.
+# An exact price takes no longer than a kernel's rows in a CP-SAT model would, so none is asked: kernels are
+# priced until none is left whose bound is below the best price, or that of the last plan that is asked for.
 
 
-_PARTS_OF_WEIGHT = 1 << 10
-"""What steps lose on many nodes is counted in these fractions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixedChoice:
-    """What CP-SAT chose. `status` is optimal, feasible, infeasible or unknown."""
-
-    status: str
-    kernel: MixedKernel | None = None
-    bound_s: float = 0.0
-    """No kernel of the model is faster."""
-    counts: tuple[int, ...] = ()
-    """Layers of each rank."""
-
-
-@dataclass(eq=False)
-class MixedModel:
-    """One model, from its kernels to its answer."""
-
-    kernels: Sequence[MixedKernel]
-    part_names: Sequence[str]
-    cutoff_s: float
-    """A kernel that is not priced yet must be faster; infinite where nothing is known."""
-    model: cp_model.CpModel = field(init=False)
-
-    def __post_init__(self) -> None:
-        from meshwright.planner.solvers.or_tools import cp_model
-
-        self.model = cp_model.CpModel()
-        self._layers = self.kernels[0].layers
-        self._ranks = max(int(each.layout.pp) for each in self.kernels)
-        longest = self._longest_ns()
-        ranks = range(self._ranks)
-        self._step_ns = self.model.new_int_var(0, longest, "step_ns")
-        self._busiest_ns = self.model.new_int_var(0, longest, "busiest_ns")
-        self._layers_r = [self.model.new_int_var(0, self._layers, f"layers_r{r}") for r in ranks]
-        self._again_r = [self.model.new_int_var(0, self._layers, f"recomputed_r{r}") for r in ranks]
-        self._work_r = [self.model.new_int_var(0, longest, f"work_ns_r{r}") for r in ranks]
-        self._hbm_r = [self.model.new_int_var(-(2**50), 0, f"hbm_kib_over_r{r}") for r in ranks]
-        self._amount = self.model.new_int_var(0, self._layers, "recomputed_per_rank")
-        self._literals = [
-            self.model.new_bool_var(f"kernel_{index}") for index in range(len(self.kernels))
-        ]
-        self.model.add_exactly_one(self._literals)
-        self.model.add(sum(self._layers_r) == self._layers).with_name("all_layers")
-        for count, again in zip(self._layers_r, self._again_r, strict=True):
-            self.model.add(again <= count)
-            self.model.add(again <= self._amount)
-        self._leading_layers()
-        self._of_kind_r = self._kinds_in_order()
-        self._choices()
-        for kernel, literal in zip(self.kernels, self._literals, strict=True):
-            self._kernel(kernel, literal)
-        self.model.minimize(self._step_ns)
-
-    def _longest_ns(self) -> int:
-        """No split of any kernel takes longer, nor does its busiest rank."""
-        if self.cutoff_s < inf:
-            return price_ns(self.cutoff_s)
-        longest_s = 0.0
-        for each in self.kernels:
-            slowest_s = max(
-                (_longest_s(own) + _again_s(own)) * self._layers + own.first_s + own.last_s
-                for own in each.costs
-            )
-            steps = int(each.layout.num_micro_batches) + int(each.layout.pp)
-            longest_s = max(longest_s, 4 * slowest_s * steps + each.bound_s)
-        return price_ns(longest_s)
-
-    def _leading_layers(self) -> None:
-        """Dense layers at the front of a mixture-of-experts model lie on the first ranks."""
-        leading = 0 if self.kernels[0].is_in_order else self.kernels[0].leading
-        ranks = range(min(leading, self._ranks))
-        self._leading_r = [self.model.new_int_var(0, leading, f"leading_r{r}") for r in ranks]
-        if not leading:
-            return
-        self.model.add(sum(self._leading_r) == leading).with_name("all_leading_layers")
-        for own, count in zip(self._leading_r, self._layers_r, strict=False):
-            self.model.add(own <= count)
-        for rank, (own, following) in enumerate(pairwise(self._leading_r)):
-            goes_on = self.model.new_bool_var(f"leading_beyond_r{rank}")
-            self.model.add(following == 0).only_enforce_if(goes_on.negated())
-            self.model.add(own == self._layers_r[rank]).only_enforce_if(goes_on)
-
-    def _kinds_in_order(self) -> list[list[Any]]:
-        """Layers of each kind on each rank, [rank][kind], where they differ: those up to the rank's end less
-        those up to its begin. None where layers are alike.
-        """
-        order = self.kernels[0].segments[0].part.workload.model.unlike_layers
-        if not order:
-            return []
-        before = counts_in_order(order).astype(int)
-        rows = np.concatenate([np.arange(before.shape[1])[None], before]).T.tolist()
-        of_kind_r: list[list[Any]] = []
-        placed: Any = 0
-        before_rank: list[Any] = [0] * len(before)
-        for rank, count in enumerate(self._layers_r):
-            end = self.model.new_int_var(0, self._layers, f"layers_up_to_r{rank}")
-            until = [
-                self.model.new_int_var(0, int(each[-1]), f"kind_{kind}_up_to_r{rank}")
-                for kind, each in enumerate(before)
-            ]
-            self.model.add(end == placed + count)
-            self.model.add_allowed_assignments([end, *until], rows)
-            of_kind_r.append(
-                [
-                    up_to - up_to_before
-                    for up_to, up_to_before in zip(until, before_rank, strict=True)
-                ]
-            )
-            placed, before_rank = end, list(until)
-        return of_kind_r
-
-    def _leads(self, rank: int, difference: int) -> Any:
-        """What the leading layers of a rank take beyond others."""
-        return difference * self._leading_r[rank] if rank < len(self._leading_r) else 0
-
-    def _choices(self) -> None:
-        """A literal for every value of every choice, channelled from the kernels."""
-        for choice in OF_LAYOUT:
-            # Every kernel runs 1F1B, and what it offloads is settled once it is chosen.
-            if choice.name not in ("schedule", "optimizer_offload"):
-                self._named(
-                    lambda each, name=choice.name: f"{name}_{int(getattr(each.layout, name))}"  # type: ignore[misc]
-                )
-        for name in vars(self.kernels[0].execution):
-            self._named(lambda each, name=name: f"{name}_{getattr(each.execution, name)}")  # type: ignore[misc]
-        for part, title in enumerate(self.part_names):
-            self._named(
-                lambda each, part=part, title=title: (  # type: ignore[misc]
-                    f"ranks_on_{title}_{dict(each.composition).get(part, 0)}"
-                )
-            )
-        self._named(lambda each: f"first_part_{self.part_names[each.composition[0][0]]}")
-
-    def _named(self, name_of: Callable[[MixedKernel], str]) -> None:
-        groups: dict[str, list[cp_model.IntVar]] = {}
-        for each, literal in zip(self.kernels, self._literals, strict=True):
-            groups.setdefault(name_of(each), []).append(literal)
-        for name, literals in groups.items():
-            self.model.add(sum(literals) == self.model.new_bool_var(name))
-
-    def _kernel(self, kernel: MixedKernel, literal: cp_model.IntVar) -> None:
-        """What holds where this kernel is chosen."""
-        pp = int(kernel.layout.pp)
-        if not kernel.full:
-            self.model.add(self._amount == 0).only_enforce_if(literal)
-        for rank in range(pp, self._ranks):
-            self.model.add(self._layers_r[rank] == 0).only_enforce_if(literal)
-        for segment, costs in zip(kernel.segments, kernel.costs, strict=True):
-            own = range(segment.first, segment.first + segment.ranks)
-            for rank in own:
-                self._rank(kernel, literal, rank, costs)
-            # Later ranks of a part hold fewer micro-batches: what fits in another order fits in this one.
-            inner = [rank for rank in own if max(0, kernel.leading - 1) < rank < pp - 1]
-            if kernel.is_in_order:
-                continue  # which layers a rank has is for its place in their sequence to say
-            for rank, following in pairwise(inner):
-                in_order = self._layers_r[rank] <= self._layers_r[following]
-                self.model.add(in_order).only_enforce_if(literal)
-        self._step(kernel, literal)
-
-    def _rank(
-        self, kernel: MixedKernel, literal: cp_model.IntVar, rank: int, costs: SplitCosts
-    ) -> None:
-        """The time and the memory of one rank."""
-        layers, again, work = self._layers_r[rank], self._again_r[rank], self._work_r[rank]
-        self.model.add(layers >= 1).only_enforce_if(literal)
-        ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == int(kernel.layout.pp) - 1)
-        load: Any = floor_ns(costs.layer_s) * layers + floor_ns(ends_s)
-        load = load + self._leads(rank, floor_ns(costs.leading_s) - floor_ns(costs.layer_s))
-        of_kinds = kernel.segments[0].part.workload.model.unlike_layers
-        each_s = dict(zip(of_kinds, costs.order, strict=True))
-        if costs.order:
-            taken = zip(each_s.values(), self._of_kind_r[rank], strict=True)
-            load = sum(floor_ns(own_s) * count for (own_s, _), count in taken) + floor_ns(ends_s)
-        may_lead = rank < len(self._leading_r) or bool(costs.order)
-        again_s = least_again_s(costs) if may_lead else costs.layer_recompute_s
-        load = load + floor_ns(again_s) * again
-        self.model.add(work >= load).only_enforce_if(literal)
-        self.model.add(self._busiest_ns >= work).only_enforce_if(literal)
-        row, limit_gib = kernel.memory[rank]
-        used = floor((row.fixed_gib - limit_gib) * KIB_PER_GIB) - 1
-        held = used + floor(row.layer_gib * KIB_PER_GIB) * layers
-        held = held + self._leads(rank, floor(row.leading_gib * KIB_PER_GIB))
-        if costs.order and row.leading_gib:
-            in_front = (
-                count
-                for symbols, count in zip(each_s, self._of_kind_r[rank], strict=True)
-                if symbols.endswith("-")
-            )
-            held = held + floor(row.leading_gib * KIB_PER_GIB) * sum(in_front)
-        if kernel.full:
-            held = held - ceil(row.relief_gib * KIB_PER_GIB) * again
-        self.model.add(self._hbm_r[rank] >= held).only_enforce_if(literal)
-
-    def _step(self, kernel: MixedKernel, literal: cp_model.IntVar) -> None:
-        """The step by its parts, no less than its bound; its price where that is known."""
-        layout = kernel.layout
-        filled = kernel.segments[0].part.workload.flushes
-        weight = int(layout.num_micro_batches) - filled
-        work = sum(self._work_r[: int(layout.pp)])
-        scale = floor(kernel.scale * _PARTS_OF_WEIGHT)
-        unscaled = self.model.new_int_var(0, 2**50, "")
-        in_all = weight * self._busiest_ns + filled * work + floor_ns(kernel.rest_s)
-        self.model.add(unscaled >= in_all).only_enforce_if(literal)
-        scaled = _PARTS_OF_WEIGHT * self._step_ns >= scale * unscaled
-        self.model.add(scaled).only_enforce_if(literal)
-        bound = floor_ns(kernel.bound_s * (1 - 1e-12))
-        self.model.add(self._step_ns >= bound).only_enforce_if(literal)
-        if kernel.is_open:
-            if self.cutoff_s < inf:
-                below = price_ns(self.cutoff_s) - 1
-                self.model.add(self._step_ns <= below).only_enforce_if(literal)
-        elif kernel.price is not None:
-            price = kernel.price
-            self.model.add(self._step_ns >= price_ns(price.step_time_s)).only_enforce_if(literal)
-            for count, known in zip(self._layers_r, price.counts, strict=False):
-                self.model.add(count == known).only_enforce_if(literal)
-            amount = min(int(price.layout.recompute_layers), self._layers)
-            self.model.add(self._amount == amount).only_enforce_if(literal)
-
-    def solve(self, seed: int, deadline: float, params: SearchParams) -> MixedChoice:
-        """The shortest step, with one worker and a fixed seed, within the work that `params` allow."""
-        solver, status = solved_in_two_attempts(
-            self.model,
-            seed=seed,
-            work=params.work,
-            most_conflicts=params.most_conflicts,
-            deadline=deadline,
-        )
-        if status == "infeasible":
-            return MixedChoice(status=status, bound_s=inf)
-        bound_s = max(solver.best_objective_bound, 0.0) / NANOSECONDS
-        if status == "unknown":
-            return MixedChoice(status=status, bound_s=bound_s)
-        index = next(i for i, literal in enumerate(self._literals) if solver.boolean_value(literal))
-        chosen = self.kernels[index]
-        return MixedChoice(
-            status=status,
-            kernel=chosen,
-            bound_s=bound_s,
-            counts=tuple(solver.value(count) for count in self._layers_r[: int(chosen.layout.pp)]),
-        )
-
-
-def _longest_s(costs: SplitCosts) -> float:
-    """At the most, for a layer of any kind."""
-    return max([costs.layer_s, costs.leading_s, *(seconds for seconds, _ in costs.order)])
-
-
-def _again_s(costs: SplitCosts) -> float:
-    """At the most, for recomputing a layer of any kind."""
-    if costs.order:
-        return max(again_s for _, again_s in costs.order)
-    return max(costs.layer_recompute_s, costs.leading_recompute_s)
-
-
-# The fastest pipeline through several parts of a cluster: bounds, exact prices, and a CP-SAT model.
-#
-# Kernels come in the order of their bounds. Those of the least bounds stand in a CP-SAT model together; its
-# choice is priced exactly, and the model learns the price, until it chooses what is priced. Then none of its
-# kernels is faster, and the next ones follow, until no kernel is left whose bound is below the price.
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixedParams:
-    """How far the search goes at a time."""
-
-    first_priced: int = 4
-    """Kernels of an execution that are priced, until one has a price, before the next one is looked at."""
-    together: int = 64
-    """Kernels in one model that are not priced."""
-    fewest_beside: int = 16
-    """Kernels of least bounds priced before a model is asked: a price takes no longer than its rows there."""
-    most_beside: int = 64
-    """The same at first, and where neither prices nor models bring anything for long."""
+_FIRST_PRICED = 4
+"""Kernels of an execution that are priced, until one has a price, before the next one is looked at."""
 
 
 @dataclass
@@ -398,12 +107,6 @@ class MixedOutcome:
     """Layouts with ranks on each part whose bound was below the price to beat."""
     priced: int = 0
     """Kernels priced exactly."""
-    rounds: int = 0
-    """CP-SAT models solved."""
-    kernels: int = 0
-    """In the last CP-SAT model."""
-    model_bound_s: float | None = None
-    """What the last CP-SAT model proved of its kernels."""
 
     @property
     def price_s(self) -> float:
@@ -422,17 +125,14 @@ class MixedSearch:
     """
     deadline: float = inf
     """On the clock of `time.monotonic`."""
-    params: MixedParams = field(default_factory=MixedParams)
     progress: Callable[[str], None] = lambda _: None
     rivals_s: Sequence[float] = ()
     """Prices of plans on single parts, where more than one plan is asked for."""
     outcome: MixedOutcome = field(default_factory=MixedOutcome)
-    _open: list[MixedKernel] = field(default_factory=list)
     _priced: set[tuple[Execution, Layout, Composition]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._maker = KernelMaker(self.request)
-        self._beside = self.params.most_beside
 
     def run(self) -> MixedOutcome:
         """The fastest pipeline through all parts that beats the cutoff, proven where time allows."""
@@ -443,13 +143,12 @@ class MixedSearch:
             )
             outcome.rows = len(rows)
             while position < len(rows) and rows[position].bound_s < self._limit_s:
-                position = self._take_in(rows, position, self.params.together)
-                self._close()
+                self._price(rows[position])
+                position += 1
             outcome.lower_bound_s = self._limit_s
             outcome.status = "optimal" if outcome.best is not None else "infeasible"
         except OutOfTimeError:
-            left = [each.bound_s for each in self._open]
-            left += [row.bound_s for row in rows[position : position + 1]]
+            left = [row.bound_s for row in rows[position : position + 1]]
             outcome.lower_bound_s = min([*left, self._limit_s]) if rows else None
             outcome.status = "feasible" if outcome.best is not None else "unknown"
         if outcome.lower_bound_s == inf:
@@ -498,110 +197,32 @@ class MixedSearch:
 
     def _price_first(self, rows: PromisingRows) -> float:
         """Prices some of the first rows, so that there is a price to beat, and returns it."""
-        self._take_in(rows, 0, self.params.first_priced)
-        for kernel in self._open:
-            if kernel.bound_s < self._limit_s:
-                self._price(kernel)
-                if kernel.price is not None:
-                    break
-        self._open = []
+        before, position = self.outcome.priced, 0
+        while position < len(rows) and self.outcome.priced < before + _FIRST_PRICED:
+            row = rows[position]
+            if row.bound_s >= self._limit_s or self._price(row):
+                break
+            position += 1
         return self._limit_s
 
-    def _take_in(self, rows: PromisingRows, position: int, most: int) -> int:
-        """Makes kernels of the next rows that are not priced, up to so many; returns the next position."""
-        while position < len(rows) and len(self._open) < most:
-            row = rows[position]
-            if row.bound_s >= self._limit_s:
-                break
-            self._look_at_clock()
-            if (
-                (row.execution, row.layout, row.composition) not in self._priced
-                and self._maker.keeps_inside(row)
-                and self._maker.gains_by_grouping(row)
-                and self._maker.gains_by_offloading(row, self._limit_s)
-            ):
-                self._open.append(self._maker.kernel(row))
-            position += 1
-        return position
-
-    def _close(self) -> None:
-        """Prices kernels until the open ones are proven not to beat the best price: some of the least bounds,
-        then what a model of the others chooses.
-        """
-        while True:
-            before_s = self._limit_s
-            for kernel in self._worth_pricing()[: self._beside]:
-                if kernel.bound_s < self._limit_s:
-                    self._price(kernel)
-            self._open = self._worth_pricing()
-            if self._open and self._settled_by_model():
-                self._open = []
-            is_better = self._limit_s < before_s
-            more = min(2 * self._beside, self.params.most_beside)
-            self._beside = self.params.fewest_beside if is_better else more
-            if not self._open:
-                return
-
-    def _worth_pricing(self) -> list[MixedKernel]:
-        """The open kernels that may still beat the best price."""
-        return [
-            each
-            for each in self._open
-            if each.is_open
-            and each.bound_s < self._limit_s
-            and self._maker.gains_by_offloading(each, self._limit_s)
-        ]
-
-    def _settled_by_model(self) -> bool:
-        """Whether a model proves that no open kernel beats the best price; else its choice is priced."""
+    def _price(self, row: PromisingRow) -> bool:
+        """Prices a row exactly, unless that was done or cannot bring anything; whether it has a price."""
         self._look_at_clock()
-        choice = self._chosen()
-        if choice.status == "infeasible" or (
-            choice.status == "optimal" and choice.kernel is self.outcome.best
-        ):
-            self._check(choice)
-            return True
-        if choice.kernel is None or not choice.kernel.is_open:
-            self._price(self._open[0])  # the model was not solved within its work
-        else:
-            self._price(choice.kernel)
-        return False
-
-    def _chosen(self) -> MixedChoice:
-        best = self.outcome.best if self.request.top_k == 1 else None
-        kernels = self._open if best is None else [best, *self._open]
-        names = [self.request.name_of(part) for part in range(len(self.request.parts))]
-        model = MixedModel(kernels, names, self._limit_s)
-        choice = model.solve(self.request.first.seed, self.deadline, SearchParams())
-        outcome = self.outcome
-        outcome.rounds += 1
-        outcome.kernels = len(kernels)
-        outcome.model_bound_s = None if choice.bound_s == inf else choice.bound_s
-        return choice
-
-    def _check(self, choice: MixedChoice) -> None:
-        """Raises InternalError where the solution is not the plan that was priced."""
-        best = self.outcome.best
-        if choice.kernel is None or best is None or best.price is None:
-            return
-        if choice.counts != best.price.counts:
-            raise InternalError(
-                f"the model deals layers out as {choice.counts}, the plan otherwise"
-            )
-
-    def _price(self, kernel: MixedKernel) -> None:
-        """Prices a kernel exactly."""
-        self._look_at_clock()
-        self._priced.add((kernel.execution, kernel.layout, kernel.composition))
+        key = row.execution, row.layout, row.composition
+        if key in self._priced or not self._maker.keeps_inside(row):
+            return False
+        if not self._maker.gains_by_grouping(row):
+            return False
+        self._priced.add(key)
+        kernel = self._maker.kernel(row)
         kernel.price = kernel.best_split(self._limit_s)
-        kernel.is_open = False
         self.outcome.priced += 1
-        if kernel.price is not None:
-            self._take(kernel)
-        if kernel is self.outcome.best and kernel.price is not None:
-            self.progress(
-                f"{kernel.price.step_time_s:.4g} s a step, {len(self._open)} kernels left"
-            )
+        if kernel.price is None:
+            return False
+        self._take(kernel)
+        if kernel is self.outcome.best:
+            self.progress(f"{kernel.price_s:.4g} s a step, {self.outcome.priced} kernels priced")
+        return True
 
     def _take(self, kernel: MixedKernel) -> None:
         """Takes a kernel among the best."""
@@ -866,9 +487,6 @@ def _solver_document(
         program=program_version(),
         rows=sum(each.rows for each in outcomes),
         priced=sum(each.priced for each in outcomes),
-        rounds=sum(each.rounds for each in outcomes),
-        kernels=max(each.kernels for each in outcomes),
-        model_bound_s=next((each.model_bound_s for each in outcomes if each.model_bound_s), None),
     )
 
 
@@ -1152,7 +770,7 @@ def _scenario(
             status=status, lower_bound_s=bound, step_time_s=step_s, document=known
         )
 
-    is_quick = document.solver.rounds <= PARAMS.most_rounds and time.monotonic() < deadline
+    is_quick = time.monotonic() < deadline
     least_s = bound_s(document.objective.lower_bound_s)
     return scenario_of(off[0][0].words, now_s, least_s, rival if is_quick else None)
 

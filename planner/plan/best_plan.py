@@ -62,15 +62,8 @@ def search_with_buckets(
     request: PlanRequest,
     progress: Progress | None = None,
     *,
-    on_first: Callable[[Priced], None] | None = None,
-    begin_with: Layout | None = None,
-    run_as: Execution | None = None,
-    counts: bool = False,
-    most_priced: int | None = None,
-    params: SearchParams | None = None,
     own_buckets: bool = False,
-    sought: Sought = ALL_PLANS,
-    known_survey: KnownSurvey | None = None,
+    **settings: Any,
 ) -> Outcome:
     """The best layouts of a request, with the best size of their gradient buckets.
 
@@ -82,28 +75,17 @@ def search_with_buckets(
         What to plan.
     progress
         Called with one line whenever a better plan is found.
-    on_first, begin_with, run_as, counts, most_priced, params, own_buckets, sought, known_survey
-        As `search_executions` takes them.
+    own_buckets
+        Whether gradient buckets keep the framework's own size.
+    settings
+        The others of `search_executions`.
 
     Returns
     -------
     Outcome
         As `with_gradient_buckets` says.
     """
-    outcome = search_executions(
-        request,
-        pricing_of,
-        progress,
-        on_first=on_first,
-        begin_with=begin_with,
-        run_as=run_as,
-        counts=counts,
-        most_priced=most_priced,
-        params=params,
-        own_buckets=own_buckets,
-        sought=sought,
-        known_survey=known_survey,
-    )
+    outcome = search_executions(request, pricing_of, progress, own_buckets=own_buckets, **settings)
     return outcome if own_buckets else with_gradient_buckets(request, outcome)
 
 

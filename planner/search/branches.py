@@ -35,11 +35,12 @@ from meshwright.planner.bounds.combination_costs import (
 )
 from meshwright.planner.bounds.exact_cost import MappingBounds, Matrix, Priced
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
-from meshwright.planner.bounds.mappings import rows_by_value
+from meshwright.planner.bounds.mappings import KeptRows, WorkloadKey, row_keys, rows_by_value
 from meshwright.planner.bounds.paces import RankRow
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.choices import DEGREES, MAKING_ROOM, OF_LAYOUT
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.pricing import Certificate, Pricing, SearchParams
+from meshwright.planner.search.pricing import Certificate, SearchParams
 from meshwright.planner.search.space import Space
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Branch:
     execution: Execution
     """Where the workload has `other_dispatchers`, with the first of those."""
     space: Space
-    pricing: Pricing
+    pricing: CostModelPricing
     rules: tuple[Rule, ...]
     corrections: GainCorrections | None = None
     """What prices, and all bounds with them, are multiplied by; None for nothing."""
@@ -472,44 +473,17 @@ class KnownRoom:
     """Which variants of degrees fit, as `Branch.fitting` says, kept for those that come again."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, int] = {}
-        self._fits: list[BoolArray] = []
+        self._kept = KeptRows[BoolArray](MOST_KEPT, lambda *rows: np.concatenate(rows))
 
     def fits(self, degrees: Layout, fitting: Callable[[Layout], BoolArray]) -> BoolArray:
         """What fits of some degrees, [n, variants], n at least 1; `fitting` is asked for unknown ones."""
-        columns = [np.asarray(getattr(degrees, name), dtype=np.int64) for name in OF_MEMORY]
-        keys = [key.tobytes() for key in np.stack(columns, axis=1)]
-        if len(self._rows) > MOST_KEPT:
-            self._rows, self._fits = {}, []
-        new = [row for row, key in enumerate(keys) if key not in self._rows]
-        if new:
-            self._rows |= {keys[row]: len(self._rows) + at for at, row in enumerate(new)}
-            self._fits.append(fitting(degrees.take(np.array(new))))
-            self._fits = [np.concatenate(self._fits)]
-        return np.asarray(self._fits[0][[self._rows[key] for key in keys]])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _OfMemory:
-    """A branch as a key: equal for those whose variants fit alike."""
-
-    workload: Workload
-    """As memory sees it."""
-    variants: tuple[object, ...]
-
-    def __hash__(self) -> int:
-        run = self.workload
-        settings = (run.moe_dispatch, run.cp_comm, run.cuda_graph, run.memory_margin, run.gpus)
-        return hash((id(run.model), settings, self.variants))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _OfMemory):
-            return False
-        return self.variants == other.variants and self.workload == other.workload
+        keys = row_keys(degrees, OF_MEMORY)
+        known, places = self._kept.of(keys, lambda new: fitting(degrees.take(new)))
+        return np.asarray(known[places])
 
 
 @lru_cache(maxsize=96)
-def _known_room(asked: _OfMemory) -> KnownRoom:
+def _known_room(asked: WorkloadKey) -> KnownRoom:
     """Of one request's executions; what is asked about its plan is searched with the same ones."""
     del asked
     return KnownRoom()
@@ -523,7 +497,7 @@ class RoomOfBranches:
 
     def __init__(self, branches: Sequence[Branch]) -> None:
         self._branches = branches
-        groups: dict[_OfMemory, list[int]] = {}
+        groups: dict[WorkloadKey, list[int]] = {}
         for index, branch in enumerate(branches):
             groups.setdefault(_of_memory(branch), []).append(index)
         self._groups = [part for alike in groups.values() for part in self._nested(alike)]
@@ -575,11 +549,11 @@ class RoomOfBranches:
         return fits
 
 
-def _of_memory(branch: Branch, recompute: tuple[int, ...] = ()) -> _OfMemory:
-    """`recompute` tells branches apart that recompute in unlike ways."""
+def _of_memory(branch: Branch, recompute: tuple[int, ...] = ()) -> WorkloadKey:
+    """Equal where variants fit alike; `recompute` tells branches apart that recompute in unlike ways."""
     space, workload = branch.space, as_memory_sees(branch.pricing.workload)
     variants = (tuple(space.zero), tuple(space.offloads), recompute)
-    return _OfMemory(workload=replace(workload, chooses_buckets=False), variants=variants)
+    return WorkloadKey(replace(workload, chooses_buckets=False), variants)
 
 
 # Degrees with a micro-batch, in the order of their bounds, for all executions at once and for each.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.fabric import members_in_domain
 from meshwright.constraints.pipeline import may_have_empty_ends
+from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.workload import Workload
@@ -19,7 +20,7 @@ from meshwright.errors import InternalError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
 from meshwright.planner.bounds.exact_cost import Matrix, Priced
 from meshwright.planner.bounds.mappings import Matrices, rows_under
-from meshwright.planner.bounds.paces import hbm_limit_gib, host_limit_gib
+from meshwright.planner.bounds.paces import host_limit_gib
 from meshwright.planner.mapping.joint import Grid, Need
 from meshwright.planner.search.branches import Branch, Candidate, Chooser, Combination, as_array
 from meshwright.planner.search.kernel_model import KernelChoice, KernelModel
@@ -119,7 +120,7 @@ class KernelChooser(Chooser):
         inside = _inside(workload, layouts, table)
         memory = {owner: tuple(memory_rows(workload, owner.layout)) for owner in set(owners)}
         runs = {owner: branch.execution_of(owner.layout) for owner in set(owners)}
-        limit_gib = hbm_limit_gib(workload)
+        limit_gib = usable_hbm_gib(workload)
         for position, (owner, row) in enumerate(zip(owners, rows, strict=True)):
             matrix = {axis: tuple(values[position].tolist()) for axis, values in table.items()}
             bound_s, outside_s = owner.mappings.bound_s[row], _outside_s(owner)[row]

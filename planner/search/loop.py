@@ -39,6 +39,7 @@ from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import ShapeTable, gpu_seconds, shape_table
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.layer_split import any_stages
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import (
     FEW_VARIANTS,
@@ -60,7 +61,6 @@ from meshwright.planner.search.pricing import (
     Certificate,
     CorrectedPricing,
     Outcome,
-    Pricing,
     SearchParams,
     Sought,
 )
@@ -931,7 +931,7 @@ def _part_priced(branch: Branch, layouts: Layout, first: int) -> _PartPriced:
     return part
 
 
-def _that_may_fit(layouts: Layout, pricing: Pricing, certificate: Certificate) -> Layout:
+def _that_may_fit(layouts: Layout, pricing: CostModelPricing, certificate: Certificate) -> Layout:
     """The layouts of which some split may fit; the others would need more memory under any."""
     memory_gib, _ = pricing.least_memory_gib(layouts)
     table = Candidates(workload=pricing.workload, layouts=layouts, memory_gib=memory_gib)
@@ -962,7 +962,7 @@ def _first_broken(layout: Layout, branch: Branch) -> str | None:
 # The search over execution choices and layouts together.
 
 
-PricingOf = Callable[..., Pricing]
+PricingOf = Callable[..., CostModelPricing]
 
 
 def search_executions(
@@ -1123,7 +1123,7 @@ def branches_of(
 
 def branch_of(
     space: Space,
-    pricing: Pricing,
+    pricing: CostModelPricing,
     execution: Execution | None = None,
     corrections: GainCorrections | None = None,
 ) -> Branch:

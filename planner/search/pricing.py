@@ -1,20 +1,20 @@
-"""What the search asks of the prices of layouts."""
+"""Prices that measured pairs correct, and what searches are asked and say: sizes, plans sought, outcomes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.measured_settings import OPEN, GainCorrections
-from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.mappings import Matrices
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.joint import Cells, Need
 
 if TYPE_CHECKING:
@@ -25,136 +25,17 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-class Pricing(Protocol):
-    """What the search asks. All times are seconds of a step."""
-
-    @property
-    def workload(self) -> Workload: ...
-
-    def stop_at(self, deadline: float) -> None:
-        """Solvers are not asked behind this time, on the clock of `time.monotonic`."""
-        ...
-
-    @property
-    def undecided_s(self) -> float:
-        """Of the layout priced last: no mapping that `exact` could not decide on is faster than this."""
-        ...
-
-    @property
-    def unlisted_s(self) -> float:
-        """Of all layouts whose mappings were bounded: no mapping that is not listed is faster than this."""
-        ...
-
-    def beyond_the_list(self, cutoff_s: float) -> Iterable[Priced]:
-        """Mappings that are not listed, each faster than the cutoff and those before; raises `unlisted_s`."""
-        ...
-
-    @property
-    def overfull(self) -> Sequence[Priced]:
-        """Of the layout priced last: mappings that would be faster, but fill a cut beyond what is allowed."""
-        ...
-
-    @property
-    def prices_matrices(self) -> bool:
-        """Whether mappings are parallelism matrices: on regular fabrics."""
-        ...
-
-    def lower_bound_s(
-        self,
-        layouts: Layout,
-        numbers_of_groups: Sequence[int] = (),
-        *,
-        any_schedule: bool = False,
-    ) -> FloatArray:
-        """Never above `exact`, with the layouts' own or with any of some numbers of shard groups; [n].
-
-        With `any_schedule`, another one of as many virtual stages may take the place of the layouts' own.
-        """
-        ...
-
-    def degrees_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
-        """Never above `exact` of any layout of some degrees, with the least bubble of each pipeline size;
-        [n].
-        """
-        ...
-
-    def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
-        """Never above the peak of any split, and the least recomputed layers at which that fits; shapes
-        [n].
-        """
-        ...
-
-    def mappings(self, layout: Layout) -> Matrices:
-        """Every mapping of one layout."""
-        ...
-
-    def states_gib(self, layouts: Layout) -> FloatArray:
-        """Never above the peak of any split, whatever is recomputed or kept, [n]."""
-        ...
-
-    def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
-        """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
-        ...
-
-    def relief_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int]) -> FloatArray:
-        """Never above `exact` of the layouts whatever they recompute or offload, with any of some numbers of
-        shard groups; [n].
-        """
-        ...
-
-    def mapping_bounds(
-        self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
-    ) -> list[MappingBounds]:
-        """Bounds under every mapping, for each of some layouts.
-
-        Infinite where another of some numbers of shard groups is no slower under the same mapping.
-        """
-        ...
-
-    def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:
-        """Bounds of a layout, infinite for the mappings that are known to be impossible by now; themselves
-        where there is no news.
-        """
-        ...
-
-    def needs(self, layout: Layout) -> Sequence[Need | None]:
-        """What each mapping asks of the slots of an irregular allocation; empty where it asks nothing."""
-        ...
-
-    def use_assignment(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
-        """Takes the assignment of slots to leaves that the one model found for a layout."""
-        ...
-
-    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """The best mapping, split and recomputation of one layout; None where none fits or beats `cutoff_s`.
-
-        Bounds of minus infinity in `mappings` mean that nothing is to be left out for its bound.
-        """
-        ...
-
-    def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
-        """`exact` of each of some layouts [n], with its number, under every mapping and without a cutoff.
-
-        In their order, without those that are not priced by the time of `stop_at`; `undecided_s` is of the
-        layout that came last.
-        """
-        ...
-
-
-class CorrectedPricing:
+class CorrectedPricing(CostModelPricing):
     """Prices times what measured pairs correct of their settings, a constant of each layout.
 
-    Bounds are multiplied by the factor of their layouts, or by the least one of what is still open.
+    Bounds are multiplied by the factor of their layouts, or by the least one of what is still open. Memory
+    is uncorrected, cuts may be used in full, and what no list has is bounded (`unlisted_s`), not sought.
     """
 
-    def __init__(self, pricing: Pricing, corrections: GainCorrections) -> None:
+    def __init__(self, pricing: CostModelPricing, corrections: GainCorrections) -> None:
+        super().__init__(pricing.workload)
         self._pricing, self._corrections = pricing, corrections
         self._factor = 1.0
-
-    @property
-    def workload(self) -> Workload:
-        """What is priced."""
-        return self._pricing.workload
 
     def stop_at(self, deadline: float) -> None:
         """As the prices that are corrected."""
@@ -169,16 +50,6 @@ class CorrectedPricing:
     def unlisted_s(self) -> float:
         """Of all layouts, by the least factor of any."""
         return self._pricing.unlisted_s * self._corrections.least
-
-    @property
-    def overfull(self) -> Sequence[Priced]:
-        """None: the cuts of corrected plans may be used in full."""
-        return ()
-
-    def beyond_the_list(self, cutoff_s: float) -> Iterable[Priced]:
-        """None: what no list has is bounded by the least factor (`unlisted_s`), and not sought."""
-        del cutoff_s
-        return ()
 
     @property
     def prices_matrices(self) -> bool:
@@ -203,21 +74,9 @@ class CorrectedPricing:
         """Corrected by the least factor of any layout of the degrees."""
         return self._times(self._pricing.degrees_bound_s(degrees, smallest_bubble), degrees, *OPEN)
 
-    def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
-        """As the prices that are corrected."""
-        return self._pricing.least_memory_gib(layouts)
-
     def mappings(self, layout: Layout) -> Matrices:
         """As the prices that are corrected."""
         return self._pricing.mappings(layout)
-
-    def states_gib(self, layouts: Layout) -> FloatArray:
-        """As the prices that are corrected."""
-        return self._pricing.states_gib(layouts)
-
-    def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
-        """As the prices that are corrected."""
-        return self._pricing.recomputed_memory_gib(layouts)
 
     def relief_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int]) -> FloatArray:
         """Corrected by the least factor of whatever is recomputed."""

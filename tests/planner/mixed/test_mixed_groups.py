@@ -14,9 +14,9 @@ from meshwright.costmodel.mixed import mixed_step
 from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.kernel import MixedKernel
 from meshwright.planner.mixed.promising import KernelMaker, promising_rows
-from meshwright.planner.mixed.service import MixedParams, MixedSearch
+from meshwright.planner.mixed.service import MixedSearch
 from meshwright.planner.request.choices import WITHOUT
-from tests.planner.mixed.test_mixed_optimum import CASES, SLOWLY, asked, compare
+from tests.planner.mixed.test_mixed_optimum import CASES, asked, compare
 from tests.soaked import examples, some
 
 SEVERAL = (1, 9, 14, 19)
@@ -58,7 +58,7 @@ def asked_grouped(seed: int) -> MixedRequest:
 
 @pytest.mark.parametrize("seed", EACH)
 def test_shard_groups_are_chosen_with_the_stages(seed: int) -> None:
-    compare(seed, MixedParams(), asked_grouped)
+    compare(seed, asked_grouped)
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_groups_of_large_requests_that_are_left_out_are_never_faster(model: str)
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SEVERAL))
 def test_shard_groups_are_always_chosen_with_the_stages(seed: int) -> None:
-    compare(seed, SLOWLY, asked_grouped)
+    compare(seed, asked_grouped)

@@ -26,10 +26,9 @@ from meshwright.planner.launch.plan_files import mixed_files
 from meshwright.planner.mixed.document import MixedRequest, Pipeline
 from meshwright.planner.mixed.kernel import Parts, WorkCounts, ways_in_order
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, promising_rows
-from meshwright.planner.mixed.service import MixedParams
 from meshwright.planner.mixed.verify import mixed_faults
 from tests.planner.mixed.plain_oracle import step_times_s
-from tests.planner.mixed.test_mixed_optimum import SLOWLY, asked, compare, other_part
+from tests.planner.mixed.test_mixed_optimum import asked, compare, other_part
 from tests.planner.search.test_unlike_optimum import unlike
 from tests.soaked import examples, some
 
@@ -157,13 +156,13 @@ def test_longer_sequences_and_three_parts_are_always_cut_up_as_well(seed: int) -
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [4, 11])
 def test_the_plan_is_the_best_pipeline_through_both_parts(seed: int) -> None:
-    compare(seed, SLOWLY if seed % 2 else MixedParams(), asked_unlike)
+    compare(seed, asked_unlike)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", some(n for n in range(60) if n not in (4, 11)))
 def test_the_plan_is_always_the_best_pipeline_through_both_parts(seed: int) -> None:
-    compare(seed, SLOWLY if seed % 2 else MixedParams(), asked_unlike)
+    compare(seed, asked_unlike)
 
 
 @pytest.mark.parametrize("work_counts", ["not", "less", "any"])
