@@ -55,6 +55,7 @@ UNKNOWN_TO_BRIDGE = (
     "AXK1",
     "Jais2",
     "Kolibri1",
+    "BailingHybrid",
     "Laguna",
     "Lfm2",
     "Mellum",
@@ -300,6 +301,7 @@ NOT_AS_PEFT = {
     "granite-moe-swa",
     "hy3-295b-a21b",
     "kimi-linear-48b-a3b",
+    "ling-3.0-flash",
     "lfm2-8b-a1b",
     "llama-4-maverick",
     "llama-4-scout",
@@ -311,7 +313,8 @@ NOT_AS_PEFT = {
 }
 """Of Llama 4, Granite, LFM2-MoE, Qwen1.5-MoE, Hy3, Flint, Kolibri and Phi-3.5-MoE, PEFT 0.21 leaves
 routed experts alone, which plans count. Of Trinity the count is 0.6 % off, of OLMo Hybrid, whose linear
-attention has queries, keys and values apart, 7 %. Beside Kimi Delta and lightning attention plans refuse adapters."""
+attention has queries, keys and values apart, 7 %. Beside Kimi Delta and lightning attention plans refuse
+adapters."""
 
 
 def every_matrix(name: str) -> tuple[str, ...]:
