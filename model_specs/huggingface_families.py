@@ -776,6 +776,8 @@ def _qwen3_next_experts(config: ConfigFields) -> Fields | None:
 
 def _qwen3_next_order(config: ConfigFields) -> Fields:
     _qwen_window(config)
+    if not config.flag("attn_output_gate", True):
+        raise config.fail("attn_output_gate", "only true is supported: a gate on the output", False)
     every = config.count("full_attention_interval", 4)
     kinds = config.entries("layer_types")
     if kinds:
@@ -844,6 +846,11 @@ def _turning_share(config: ConfigFields) -> float:
 
 
 def _minimax_mtp(config: ConfigFields) -> Fields:
+    kinds = config.entries("attn_type_list")
+    if any(kind != 1 for kind in kinds):
+        raise config.fail(
+            "attn_type_list", "only 1 is supported: every layer attends in full", kinds
+        )
     modules = config.count("num_mtp_modules", 0, least=0)
     return {"mtp_layers": modules if config.flag("use_mtp", False) else 0}
 

@@ -918,6 +918,29 @@ def test_mimo_has_narrower_values_and_sinks_under_its_window_alone() -> None:
     assert parameter_count(read(rest)) == parameter_count(published)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("minimax-m2.5", {"attn_type_list": [1, 0]}, "attn_type_list: only 1 is supported"),
+        (
+            "qwen3-next-80b-a3b",
+            {"attn_output_gate": False},
+            "attn_output_gate: only true is supported",
+        ),
+        (
+            "glm-5",
+            {"index_topk_freq": 4},
+            "index_topk_freq: only 1 is supported: an indexer in every",
+        ),
+    ],
+)
+def test_switches_that_would_make_another_network_are_refused(
+    name: str, change: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        read(config(name) | change)
+
+
 def test_flint_and_kolibri_know_positions_under_windows_alone() -> None:
     flint, kolibri = read(config("flint-40b-a3b")), read(config("kolibri-1-78b-a4b"))
     silent = {"layer_types", "mlp_only_layers", "sliding_window", "norm_topk_prob"}
