@@ -225,6 +225,7 @@ def _expanded(targets: tuple[str, ...]) -> frozenset[str]:
     names = {name for word in targets for name in _MEGATRON.get(word, (word,))}
     if ALL_LINEAR in names:
         names |= {*_ATTENTION, *_LATENT, *_INDEXER, *_FEED_FORWARD, *_MIXERS, *_AROUND_EXPERTS}
+        names |= {_HEAD_GATES}
     return frozenset(names)
 
 
