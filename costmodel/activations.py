@@ -190,7 +190,9 @@ def _of_experts(workload: Workload, layout: Layout, tokens: Floats, narrow: floa
 
 
 _MLP_INPUTS = ("gate_proj", "up_proj")
-_MIXER_INPUTS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", "in_proj")
+_MIXER_INPUTS = (
+    "q_proj", "k_proj", "v_proj", "g_proj", "q_a_proj", "kv_a_proj_with_mqa", "in_proj",
+)  # fmt: skip
 """Matrices that read what the norm before them returns."""
 _WIDE_BYTES = 2.0
 """Of an element of an input that is kept at 16 bits."""
