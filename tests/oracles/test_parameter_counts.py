@@ -270,7 +270,7 @@ def test_bridge_builds_what_is_read_of_every_config_json_that_it_takes(tmp_path:
         if not answer["ok"] and "AmbiguousGlobalPerLayerAttribute" in answer["error"]:
             assert name in ("gemma-4-31b", "gemma-4-26b-a4b")
             continue
-        # Of MiMo-V2 it has layers of its own, with two rotary bases, which the function asked here cannot take.
+        # MiMo-V2 it builds of layers of its own, whose two rotary bases the function asked here cannot take.
         if name == "mimo-v2-flash":
             assert "'tuple' and 'Tensor'" in answer["error"]
             continue
