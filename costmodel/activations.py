@@ -190,7 +190,9 @@ def _of_experts(workload: Workload, layout: Layout, tokens: Floats, narrow: floa
 
 
 _MLP_INPUTS = ("gate_proj", "up_proj")
-_MIXER_INPUTS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", "in_proj")
+_MIXER_INPUTS = (
+    "q_proj", "k_proj", "v_proj", "g_proj", "q_a_proj", "kv_a_proj_with_mqa", "in_proj",
+)  # fmt: skip
 """Matrices that read what the norm before them returns."""
 _WIDE_BYTES = 2.0
 """Of an element of an input that is kept at 16 bits."""
@@ -612,6 +614,8 @@ def _attention_saved(workload: Workload, layout: Layout) -> Floats:
     query = 2.0 * heads * model.qk_head_dim
     swapped_bytes = 2.0 * swaps_heads(workload, layout)
     output = (_WIDE_BYTES + swapped_bytes) * heads * model.v_head_dim + 4.0 * heads
+    # Gates of heads, and their product with the output, which the last projection reads.
+    output = output + 2.0 * heads * (1.0 + model.v_head_dim) * model.attention_head_gates
     if model.attention is not None:
         keys = 2.0 * heads * (model.qk_head_dim + model.v_head_dim)
         latent = 2.0 * 2.0 * ((model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank)
@@ -636,7 +640,6 @@ def _attention_saved(workload: Workload, layout: Layout) -> Floats:
     projected = np.where(mask & int(Recompute.OPERATORS), query + values, every_output)
     # The gate, and its product with the output, which the last projection reads.
     gated = (query + output) * model.attention_output_gate
-    gated = gated + 2.0 * heads * (1.0 + model.v_head_dim) * model.attention_head_gates
     return projected + output + scores + gated
 
 

@@ -447,7 +447,7 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
         blocks += shares.experts
     in_blocks = {
         "attention": (
-            ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"),
+            ("q_proj", "k_proj", "v_proj", "g_proj", "q_a_proj", "kv_a_proj_with_mqa"),
             ("o_proj",),
         ),
         "mamba": (("in_proj",), ("out_proj",)),

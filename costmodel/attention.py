@@ -181,6 +181,8 @@ def _latent_projections(c: Context) -> tuple[Passes, Floats]:
         ("kv_b_proj", kv_out, mla.kv_lora_rank),
         ("q_b_proj" if mla.q_lora_rank else "q_proj", q_out, mla.q_lora_rank or model.hidden),
     ]
+    if model.attention_head_gates:
+        up.append(("g_proj", model.heads / tp, model.hidden))
     local = tokens / c.sequence_shards
     passes = [linear(c, local, n, k, {name: n}) for name, n, k in down]
     passes += [linear(c, tokens, n, k, {name: n}) for name, n, k in up]

@@ -449,20 +449,29 @@ exponential, logarithm, choice and product keep (4 + 4 + 1 + 4)."""
 def _kda_block(c: Context, spec: LinearAttentionSpec) -> LayerTime:
     """Nine projections, convolution, decays, the delta rule, gated norm, its own norm and residual.
 
+    Gates without a rank come from one projection each, seven in all (models/bailing_hybrid).
     Read in transformers 5.23 (models/kimi_linear/modeling_kimi_linear.py, KimiLinearDeltaAttention) and in
     the kernels of flash-linear-attention that it calls (fla/ops/kda at bc3b101d).
     """
-    hidden, rank = c.workload.model.hidden, spec.gate_rank or 0
+    hidden, rank = c.workload.model.hidden, spec.gate_rank
     keys, values, heads = spec.key_width, spec.value_width, spec.value_heads
+    gates: tuple[tuple[str, int, int], ...] = (
+        ("f_proj", keys, hidden),
+        ("output_gate", values, hidden),
+    )
+    if rank is not None:
+        gates = (
+            ("f_a_proj", rank, hidden),
+            ("f_b_proj", keys, rank),
+            ("g_a_proj", rank, hidden),
+            ("g_b_proj", values, rank),
+        )
     shapes = (
         ("linear_q_proj", keys, hidden),
         ("linear_k_proj", keys, hidden),
         ("linear_v_proj", values, hidden),
         ("b_proj", heads, hidden),
-        ("f_a_proj", rank, hidden),
-        ("f_b_proj", keys, rank),
-        ("g_a_proj", rank, hidden),
-        ("g_b_proj", values, rank),
+        *gates,
         ("linear_o_proj", hidden, values),
     )
     operators = (

@@ -225,6 +225,7 @@ def _expanded(targets: tuple[str, ...]) -> frozenset[str]:
     names = {name for word in targets for name in _MEGATRON.get(word, (word,))}
     if ALL_LINEAR in names:
         names |= {*_ATTENTION, *_LATENT, *_INDEXER, *_FEED_FORWARD, *_MIXERS, *_AROUND_EXPERTS}
+        names |= {_HEAD_GATES}
     return frozenset(names)
 
 
@@ -411,20 +412,28 @@ def _other_linear_matrices(hidden: int, linear: LinearAttentionSpec) -> tuple[Ma
 
     transformers 5.23, models/kimi_linear and models/minimax.
     """
-    keys, values, rank = linear.key_width, linear.value_width, linear.gate_rank or 0
+    keys, values, rank = linear.key_width, linear.value_width, linear.gate_rank
     output = Matrix("linear_o_proj", values, hidden)
     if linear.type == "lightning":
         inputs = Matrix("linear_qkv_proj", hidden, 2 * keys + values)
         return inputs, Matrix("output_gate", hidden, values), output
+    gates: tuple[Matrix, ...] = (
+        Matrix("f_proj", hidden, keys),
+        Matrix("output_gate", hidden, values),
+    )
+    if rank is not None:
+        gates = (
+            Matrix("f_a_proj", hidden, rank),
+            Matrix("f_b_proj", rank, keys),
+            Matrix("g_a_proj", hidden, rank),
+            Matrix("g_b_proj", rank, values),
+        )
     return (
         Matrix("linear_q_proj", hidden, keys),
         Matrix("linear_k_proj", hidden, keys),
         Matrix("linear_v_proj", hidden, values),
         Matrix("b_proj", hidden, linear.value_heads),
-        Matrix("f_a_proj", hidden, rank),
-        Matrix("f_b_proj", rank, keys),
-        Matrix("g_a_proj", hidden, rank),
-        Matrix("g_b_proj", rank, values),
+        *gates,
         output,
     )
 

@@ -83,7 +83,8 @@ class LinearAttentionSpec(ClosedDocument):
     conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
     """Positions that the convolution over queries, keys and values sees; lightning attention has none."""
     gate_rank: Count | None = left_out_at(None)
-    """Under kda: width between the two matrices that make decays, and between the two of the output gate."""
+    """Under kda: width between the two matrices that make decays, and between the two of the output gate; one
+    matrix each when absent (Ling 3.0)."""
     block: Count = left_out_at(256)
     """Under lightning: positions that are worked on at once (`block_size`)."""
     own_gates: Flag = False
@@ -96,8 +97,8 @@ class LinearAttentionSpec(ClosedDocument):
             raise ValueError(
                 f"value_heads {self.value_heads} must be a multiple of key_heads {self.key_heads}"
             )
-        if (self.type == "kda") != (self.gate_rank is not None):
-            raise ValueError("type: kda and gate_rank need each other")
+        if self.type != "kda" and self.gate_rank is not None:
+            raise ValueError("gate_rank needs type: kda")
         if self.type != "gated_delta_net" and self.value_heads != self.key_heads:
             raise ValueError(
                 f"value_heads {self.value_heads} must be key_heads {self.key_heads} under {self.type}"
@@ -125,7 +126,9 @@ class LinearAttentionSpec(ClosedDocument):
         under kda what is between the matrices of gates."""
         attended = 2 * self.key_width + self.value_width
         if self.type == "kda":
-            return attended + self.value_heads + 2 * (self.gate_rank or 0)
+            whole = self.key_width + self.value_width
+            gates = whole if self.gate_rank is None else 2 * self.gate_rank
+            return attended + self.value_heads + gates
         if self.type == "short_conv":
             return attended
         of_heads = 2 * self.value_heads if self.type == "gated_delta_net" else 0

@@ -180,7 +180,7 @@ _STATE_SPACE = (
 )
 _LINEAR_ATTENTION = (
     "layers with linear attention are not supported in this family: only those of qwen3_next, qwen3_5, "
-    "kimi_linear, minimax, minimax_text_01 and minimax_m1 can be priced"
+    "kimi_linear, bailing_hybrid, minimax, minimax_text_01 and minimax_m1 can be priced"
 )
 _VISION = (
     "vision towers of this family are not supported; the language model beside one is read where it stands "
@@ -232,7 +232,7 @@ REFUSING_FIELDS = {
     "patch_size": _VISION,
 }
 """Fields of families that are not read, and what each says of the model."""
-_INSTEAD = "a model YAML with layers that `meshwright schema model` lists plans the nearest model that has a price"
+_INSTEAD = "a model YAML with layers that `meshwright schema model` has plans the nearest model with a price"
 
 _YAML_FIELDS = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),

@@ -776,6 +776,8 @@ def _qwen3_next_experts(config: ConfigFields) -> Fields | None:
 
 def _qwen3_next_order(config: ConfigFields) -> Fields:
     _qwen_window(config)
+    if not config.flag("attn_output_gate", True):
+        raise config.fail("attn_output_gate", "only true is supported: a gate on the output", False)
     every = config.count("full_attention_interval", 4)
     kinds = config.entries("layer_types")
     if kinds:
@@ -844,6 +846,11 @@ def _turning_share(config: ConfigFields) -> float:
 
 
 def _minimax_mtp(config: ConfigFields) -> Fields:
+    kinds = config.entries("attn_type_list")
+    if any(kind != 1 for kind in kinds):
+        raise config.fail(
+            "attn_type_list", "only 1 is supported: every layer attends in full", kinds
+        )
     modules = config.count("num_mtp_modules", 0, least=0)
     return {"mtp_layers": modules if config.flag("use_mtp", False) else 0}
 
@@ -944,11 +951,20 @@ def _kimi_delta(config: ConfigFields) -> Fields:
     }
 
 
-def _kimi_experts(config: ConfigFields) -> Fields:
+def _kimi_experts(
+    config: ConfigFields,
+    *,
+    dense: int = 1,
+    experts: int = 256,
+    width: int = 1024,
+    groups: int = 1,
+    chosen: int = 1,
+    factor: float = 2.446,
+) -> Fields:
     """Experts behind the first layers; older files have other names for the same fields."""
     if config.count("moe_layer_freq", 1) != 1:
         raise config.fail("moe_layer_freq", "only 1 is supported: every later layer has experts")
-    dense = _experts_listed(config, 1)
+    dense = _experts_listed(config, dense)
     if dense >= config.layers():
         return {}
     top_k = config.count("num_experts_per_tok", config.count("num_experts_per_token", 8))
@@ -956,19 +972,19 @@ def _kimi_experts(config: ConfigFields) -> Fields:
     shared = config.count(
         "n_shared_experts", config.count("num_shared_experts", 1, least=0), least=0
     )
-    groups = config.count("n_group", config.count("num_expert_group", 1))
+    groups = config.count("n_group", config.count("num_expert_group", groups))
     moe: Fields = {
-        "experts": config.count("num_local_experts", config.count("num_experts", 256)),
+        "experts": config.count("num_local_experts", config.count("num_experts", experts)),
         "top_k": top_k,
-        "moe_ffn_hidden": config.count("moe_intermediate_size", 1024),
+        "moe_ffn_hidden": config.count("moe_intermediate_size", width),
         "shared_experts": shared,
         "dense_layers": dense,
         "router_bias": True,
         "router_score": "sigmoid",
         "router_normalized": normalized,
-        "router_scaling_factor": config.number("routed_scaling_factor", 2.446),
+        "router_scaling_factor": config.number("routed_scaling_factor", factor),
     }
-    chosen = config.count("topk_group", 1)
+    chosen = config.count("topk_group", chosen)
     if groups > 1:
         moe |= {"router_groups": groups, "router_groups_per_token": chosen}
     return {"moe": moe}
@@ -1086,6 +1102,61 @@ _KIMI_LINEAR: tuple[Part, ...] = (
     SMALLER_EPSILON,
     _kimi_linear_attention,
     _kimi_experts,
+)
+
+
+# Ling 3.0: Kimi Delta Attention with whole gates, and latent attention with a gate on each head
+# (transformers 5.23, models/bailing_hybrid, modular_bailing_hybrid.py).
+
+
+def _ling_attention(config: ConfigFields) -> Fields:
+    """Heads of both kinds of layers, and their order."""
+    heads, kinds = config.count("num_attention_heads", 32), config.entries("layer_types")
+    width = config.count("linear_head_dim", config.count("head_dim", 128))
+    delta: Fields = {
+        "type": "kda",
+        "key_heads": config.count("linear_num_heads", heads),
+        "value_heads": config.count("linear_num_heads", heads),
+        "key_head_dim": width,
+        "value_head_dim": width,
+        "conv_kernel": config.count(
+            "linear_conv_kernel_dim", config.count("short_conv_kernel_size", 4)
+        ),
+    }
+    order: Fields = {"full_attention_every": config.count("layer_group_size", 6)}
+    if kinds:
+        order = order_fields(full_layers(config, kinds, "linear_attention"), LINEAR)
+    note = "the bound of decays has no price"
+    if config.count("num_nextn_predict_layers", 1, least=0):
+        note += "; multi-token prediction is left out: it is not planned beside gates on heads"
+    config.passed_over(
+        "head_dim", "num_key_value_heads", "kda_safe_gate", "kda_lower_bound", "short_conv_kernel_size",
+        "layer_group_size", "mtp_loss_scaling_factor",
+    )  # fmt: skip
+    return {"linear_attention": delta, "attention_note": note, **order}
+
+
+_NOT_LING3 = "only layers of Ling 3.0 are supported in this family, not those of Ling and Ring 2.5"
+_LING3: tuple[Part, ...] = (
+    absent("q_lora_rank", _NOT_LING3),
+    absent("group_norm_size", _NOT_LING3),
+    {
+        **_DEEPSEEK,
+        "heads": integer("num_attention_heads", 32),
+        "kv_heads": integer("num_attention_heads", 32),
+        "attention": {
+            "kv_lora_rank": integer("kv_lora_rank", 512),
+            "qk_nope_head_dim": integer("qk_nope_head_dim", 128),
+            "qk_rope_head_dim": integer("qk_rope_head_dim", 64),
+            "v_head_dim": integer("v_head_dim", 128),
+        },
+        "rope": rope(base=6e6),
+        "attention_head_gates": True,
+    },
+    _ling_attention,
+    lambda config: _kimi_experts(
+        config, dense=2, experts=512, width=768, groups=8, chosen=4, factor=2.5
+    ),
 )
 _NEXT_TOKENS: Record = {"mtp_layers": integer("num_nextn_predict_layers", 0, least=0)}
 _DEEPSEEK_V3: tuple[Part, ...] = (
@@ -2538,6 +2609,7 @@ FAMILIES: dict[str, Family] = {
     "flint": Family("FlintForCausalLM", _FLINT_PARTS),
     "kolibri1": Family("Kolibri1ForCausalLM", _KOLIBRI_PARTS),
     "laguna": Family("LagunaForCausalLM", (*_LAGUNA_REFUSALS, _LAGUNA, _laguna, _laguna_experts)),
+    "bailing_hybrid": Family("BailingHybridForCausalLM", _LING3),
     "kimi_linear": Family("KimiLinearForCausalLM", _KIMI_LINEAR),
     "minimax": Family("MiniMaxForCausalLM", _MINIMAX_01),
     "minimax_text_01": Family("MiniMaxText01ForCausalLM", _MINIMAX_01),

@@ -196,7 +196,7 @@ def _mla_matrices(model: ModelSpec, mla: MlaSpec) -> int:
         queries = mla.q_lora_rank * (model.hidden + query_width)
     down = model.hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim)
     up = mla.kv_lora_rank * model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    output = model.heads * mla.v_head_dim * model.hidden
+    output = model.heads * (mla.v_head_dim + model.attention_head_gates) * model.hidden
     return queries + down + up + output + indexer_matrices(model)
 
 

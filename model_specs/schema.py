@@ -136,7 +136,7 @@ class ModelSpec(ClosedDocument):
     attention_output_gate: Flag = False
     """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next) ..."""
     attention_head_gates: Flag = left_out_at(False)
-    """... or by one number for each head, made of what the layer reads (Step 3.5, Laguna)."""
+    """... or by one number for each head, made of what the layer reads (Step 3.5, Laguna, Ling 3.0)."""
     linear_attention: LinearAttentionSpec | None = None
     """Stands in place of attention in all layers but each n-th, n being `full_attention_every`."""
     mamba: Mamba2Spec | None = None
@@ -271,9 +271,19 @@ class ModelSpec(ClosedDocument):
 
     def _check_heads(self) -> None:
         """Raises ValueError where widths or gates of heads do not fit the rest of attention."""
-        unlike = "attention", "values_are_keys", "attention_output_gate", "linear_attention"
-        for name in ("value_head_dim", "attention_head_gates"):
-            for field in (*unlike, "mtp_layers", "hybrid_pattern", "state_space"):
+        unlike = (
+            "values_are_keys",
+            "attention_output_gate",
+            "mtp_layers",
+            "hybrid_pattern",
+            "state_space",
+        )
+        beside_values = ("attention", "linear_attention")
+        for name, more in (
+            ("value_head_dim", beside_values),
+            ("attention_head_gates", ("indexer",)),
+        ):
+            for field in (*more, *unlike):
                 if getattr(self, name) and getattr(self, field):
                     raise ValueError(f"{name} with {field} is not supported")
 

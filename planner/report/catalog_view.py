@@ -227,12 +227,13 @@ def _blocks(model: ModelSpec) -> Iterator[tuple[str, str]]:
 def _attention(model: ModelSpec) -> str:
     if not model.blocks.attention:
         return "none"
+    gated = " with a gate each" if model.attention_head_gates else ""
     if model.attention is None:
-        words = f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
+        words = (
+            f"{model.heads} heads of {model.qk_head_dim}{gated}, {model.kv_heads} key-value heads"
+        )
         if model.value_head_dim is not None:
             words += f", values of {model.v_head_dim}"
-        if model.attention_head_gates:
-            words += ", a gate on each"
         if model.values_are_keys:
             words += " whose keys are the values"
         if model.window_heads is None:
@@ -245,7 +246,7 @@ def _attention(model: ModelSpec) -> str:
         return f"{words}; under the window {width}, {windowed.kv_heads} key-value heads{sinks}"
     query = model.attention.q_lora_rank or "none"
     ranks = f"query {query}, key-value {model.attention.kv_lora_rank}"
-    words = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
+    words = f"{model.heads} heads{gated}, multi-head latent attention (ranks: {ranks})"
     if model.indexer is None:
         return words
     return f"{words}, {count(model.indexer.top_k)} positions by an indexer"

@@ -49,6 +49,7 @@ SPEC = LinearAttentionSpec(key_heads=2, value_heads=4, key_head_dim=4, value_hea
 WIDE = LinearAttentionSpec(key_heads=16, value_heads=32, key_head_dim=128, value_head_dim=128)
 SQUARE = {"key_heads": 32, "value_heads": 32, "key_head_dim": 128, "value_head_dim": 128}
 KDA = LinearAttentionSpec.model_validate({"type": "kda", "gate_rank": 128, **SQUARE})
+WHOLE_GATES = LinearAttentionSpec.model_validate({"type": "kda", **SQUARE})
 LIGHTNING = LinearAttentionSpec.model_validate({"type": "lightning", **SQUARE})
 CONVOLUTION = LinearAttentionSpec(
     type="short_conv",
@@ -276,7 +277,9 @@ def test_parameters_of_the_other_kinds_by_hand() -> None:
     lightning = 2304 * 3 * width + 2 * 2304 * width + width
     assert linear_attention_parameters(other_model(LIGHTNING)) == lightning
     assert linear_attention_parameters(other_model(CONVOLUTION)) == 4 * 2304**2 + 3 * 2304
-    for spec in (KDA, LIGHTNING, CONVOLUTION):
+    whole = 6 * 2304 * width + 2304 * 32 + convolution + numbers + norm
+    assert linear_attention_parameters(other_model(WHOLE_GATES)) == whole
+    for spec in (KDA, WHOLE_GATES, LIGHTNING, CONVOLUTION):
         counted = other_model(spec, every=0)
         projections = sum(
             each.number * each.matrix.inputs * each.matrix.outputs
@@ -383,6 +386,7 @@ def test_memory_of_the_other_kinds_by_hand() -> None:
     convolution_kept = 2 * 3 * 2304 + 3 * 2 * 2304
     for spec, kept in (
         (KDA, kda_kept),
+        (WHOLE_GATES, kda_kept - 2 * 2 * 128),
         (LIGHTNING, lightning_kept),
         (CONVOLUTION, convolution_kept),
     ):
@@ -461,14 +465,26 @@ def test_adapters_beside_the_other_kinds_are_refused(spec: LinearAttentionSpec) 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"type": "kda"}, "type: kda and gate_rank need each other"),
-        ({"gate_rank": 8}, "type: kda and gate_rank need each other"),
+        ({"gate_rank": 8}, "gate_rank needs type: kda"),
         ({"type": "lightning", "value_heads": 64}, "must be key_heads 32 under lightning"),
     ],
 )
 def test_kinds_that_contradict_themselves_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         LinearAttentionSpec.model_validate({**SQUARE, **fields})
+
+
+def test_latent_attention_may_have_a_gate_on_each_head() -> None:
+    latent = MlaSpec(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    plain = other_model(WHOLE_GATES, 1).model_copy(update={"attention": latent})
+    gated = plain.model_copy(update={"attention_head_gates": True})
+    assert attention_parameters(gated) - attention_parameters(plain) == 2304 * 32
+    kept, without = (
+        activation_bytes_per_layer(workload(each), Layout(dp=8), experts=False)[0]
+        for each in (gated, plain)
+    )
+    # Gates, and their product with the output, of 16 bits.
+    assert kept - without == pytest.approx(4096 * 2 * 32 * (1 + 128))
 
 
 def test_latent_attention_stands_beside_kimi_delta_attention_alone() -> None:

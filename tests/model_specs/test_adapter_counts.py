@@ -18,7 +18,8 @@ from meshwright.model_specs.adapters import (
     resolved,
 )
 from meshwright.model_specs.parameters import parameter_count
-from meshwright.model_specs.reader import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model, read_model
+from tests.places import DATA
 
 PEFT_COMPARISON = [
     (32, ("q_proj", "v_proj"), 9_175_040),
@@ -134,6 +135,21 @@ def test_every_target_is_a_matrix_of_some_model() -> None:
     head_gates = {"g_proj"}  # of Step 3.5 and Laguna
     of_linear = {"in_proj_ba", "in_proj_z", "in_proj_b", "in_proj_a"}
     assert unused == {"x_proj", "dt_proj"} | of_linear | indexer | around_experts | head_gates
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [
+        ("a.x-k1-519b", 44_399_104),
+        ("laguna-xs.2", 11_508_480),
+        ("mimo-v2-flash", 15_538_176),
+    ],
+)
+def test_experts_that_peft_leaves_alone_as_peft_counts_them(name: str, trained: int) -> None:
+    """PEFT 0.21.2 on what transformers 5.23 builds of these files, rank 8 beside all linear layers."""
+    model = read_model(DATA / "hf_configs" / f"{name}.json")
+    asked = resolved(model, AdapterSpec(rank=8), fused=False)
+    assert adapter_counts(model, asked).total == trained
 
 
 def test_magnitudes_are_one_for_each_output() -> None:

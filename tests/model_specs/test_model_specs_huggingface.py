@@ -22,6 +22,7 @@ from meshwright.model_specs.parameters import (
     embedding_parameters,
     encoder_parameters,
     head_parameters,
+    linear_attention_parameters,
     mtp_parameters,
     parameter_count,
 )
@@ -36,6 +37,7 @@ CONFIGS = DATA / "hf_configs"
 # parameters of the model that transformers 5.23 builds of the file on the meta device, with the routers'
 # balance biases, which it holds as buffers; without multi-token prediction.
 PUBLISHED = {
+    "ling-3.0-flash": 124_414_211_552,  # built
     "flint-40b-a3b": 39_785_287_456,  # built
     "kolibri-1-78b-a4b": 78_103_074_560,  # built
     "mimo-v2-flash": 308_778_780_864,  # built; 309B on the model card
@@ -916,6 +918,29 @@ def test_mimo_has_narrower_values_and_sinks_under_its_window_alone() -> None:
     assert parameter_count(read(rest)) == parameter_count(published)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("minimax-m2.5", {"attn_type_list": [1, 0]}, "attn_type_list: only 1 is supported"),
+        (
+            "qwen3-next-80b-a3b",
+            {"attn_output_gate": False},
+            "attn_output_gate: only true is supported",
+        ),
+        (
+            "glm-5",
+            {"index_topk_freq": 4},
+            "index_topk_freq: only 1 is supported: an indexer in every",
+        ),
+    ],
+)
+def test_switches_that_would_make_another_network_are_refused(
+    name: str, change: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        read(config(name) | change)
+
+
 def test_flint_and_kolibri_know_positions_under_windows_alone() -> None:
     flint, kolibri = read(config("flint-40b-a3b")), read(config("kolibri-1-78b-a4b"))
     silent = {"layer_types", "mlp_only_layers", "sliding_window", "norm_topk_prob"}
@@ -1010,6 +1035,31 @@ def test_widths_and_gates_of_heads_stand_in_plain_attention_alone() -> None:
             ModelSpec.model_validate(plain | {"mtp_layers": 1} | field)
 
 
+def test_ling_three_has_whole_gates_in_delta_attention_and_one_a_head_beside() -> None:
+    published = read(config("ling-3.0-flash"))
+    linear = published.linear_attention
+    assert linear is not None
+    assert (linear.type, linear.gate_rank, linear.key_head_dim) == ("kda", None, 128)
+    assert (published.full_attention_layers, published.linear_layers) == (7, 35)
+    # By hand: queries, keys, values, both gates and output; steps; convolution; decays, steps, norm.
+    of_delta = 2560 * (6 * 4096 + 32) + 4 * 3 * 4096 + 32 + 4096 + 128
+    assert linear_attention_parameters(published) == of_delta
+    # Queries, latent and the key's rotated part, keys and values, output, gates, norm of the latent.
+    of_latent = 2560 * (32 * 192 + 576) + 512 * 32 * 256 + 4096 * 2560 + 2560 * 32 + 512
+    assert attention_parameters(published) == of_latent
+    assert read({"model_type": "bailing_hybrid"} | SILENT_LING).layers == 42
+    with pytest.raises(InputError, match=r"q_lora_rank: only layers of Ling 3\.0"):
+        read(config("ling-3.0-flash") | {"q_lora_rank": 1536})
+
+
+SILENT_LING = {
+    "num_hidden_layers": 42,
+    "hidden_size": 2560,
+    "intermediate_size": 6144,
+    "vocab_size": 157_184,
+}
+
+
 def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
     data = config("olmo-3-7b")
     del data["layer_types"]
@@ -1068,7 +1118,7 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
             "conv_L_cache: layers with a short convolution",
         ),
         (
-            {"model_type": "bailing_hybrid", "kda_lower_bound": -5.0},
+            {"model_type": "glm5_next_text", "kda_lower_bound": -5.0},
             "kda_lower_bound: layers with linear attention",
         ),
         (

@@ -55,6 +55,7 @@ UNKNOWN_TO_BRIDGE = (
     "AXK1",
     "Jais2",
     "Kolibri1",
+    "BailingHybrid",
     "Laguna",
     "Lfm2",
     "Mellum",
@@ -269,6 +270,10 @@ def test_bridge_builds_what_is_read_of_every_config_json_that_it_takes(tmp_path:
         if not answer["ok"] and "AmbiguousGlobalPerLayerAttribute" in answer["error"]:
             assert name in ("gemma-4-31b", "gemma-4-26b-a4b")
             continue
+        # MiMo-V2 it builds of layers of its own, whose two rotary bases the function asked here cannot take.
+        if name == "mimo-v2-flash":
+            assert "'tuple' and 'Tensor'" in answer["error"]
+            continue
         unknown = not answer["ok"] and "support" in answer["error"]
         if name in NOT_LOCAL or (unknown and any(f in answer["error"] for f in UNKNOWN_TO_BRIDGE)):
             continue
@@ -300,6 +305,7 @@ NOT_AS_PEFT = {
     "granite-moe-swa",
     "hy3-295b-a21b",
     "kimi-linear-48b-a3b",
+    "ling-3.0-flash",
     "lfm2-8b-a1b",
     "llama-4-maverick",
     "llama-4-scout",
@@ -311,7 +317,8 @@ NOT_AS_PEFT = {
 }
 """Of Llama 4, Granite, LFM2-MoE, Qwen1.5-MoE, Hy3, Flint, Kolibri and Phi-3.5-MoE, PEFT 0.21 leaves
 routed experts alone, which plans count. Of Trinity the count is 0.6 % off, of OLMo Hybrid, whose linear
-attention has queries, keys and values apart, 7 %. Beside Kimi Delta and lightning attention plans refuse adapters."""
+attention has queries, keys and values apart, 7 %. Beside Kimi Delta and lightning attention plans refuse
+adapters."""
 
 
 def every_matrix(name: str) -> tuple[str, ...]:
