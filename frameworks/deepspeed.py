@@ -183,7 +183,6 @@ DEEPSPEED = Framework(
         "dp": Setting(source="deepspeed/utils/groups.py"),
         "ep": Setting(flag=_FLAGS["ep"], source=ARGUMENTS, rules=("deepspeed-experts",)),
     },
-    sequence_parallel=None,
     zero_stages={
         stage: Setting(
             flag="zero_optimization.stage",
@@ -195,8 +194,6 @@ DEEPSPEED = Framework(
     },
     schedules={"1f1b": Setting(source="deepspeed/runtime/pipe/schedule.py")},
     full_recompute=Setting(flag=_FLAGS["recomputes_all"], source=ARGUMENTS),
-    recompute_amount=None,
-    recompute_modules={},
     precisions={
         "bf16": Setting(flag="bf16.enabled", source=CONFIG),
         "fp16": Setting(flag="fp16.enabled", source=CONFIG),
@@ -246,15 +243,8 @@ DEEPSPEED = Framework(
         planned=False,
         zero_stages=(3,),
     ),
-    numerics={},
-    compilation=None,
-    eager_stack="",
     uneven_stages=False,
     attention={"flash": Setting(flag=_FLAGS["flash"], source=ARGUMENTS)},
-    linear_attention={},
-    sparse_attention=None,
-    hybrid_layers=None,
-    latent_experts=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     adapters=PEFT_ADAPTERS
     | EIGHT_BIT_ADAPTERS

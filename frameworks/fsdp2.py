@@ -188,15 +188,12 @@ FSDP2 = Framework(
         "cp": _size("cp"),
         "dp": _size("dp_shard"),
     },
-    sequence_parallel=None,
     zero_stages={
         2: Setting(flag=f"fsdp_config.{RESHARDS}", value="false", source=LAUNCH),
         3: Setting(flag=f"fsdp_config.{RESHARDS}", value="true", source=LAUNCH),
     },
     schedules={"1f1b": Setting(source=MESH)},
     full_recompute=Setting(flag=f"fsdp_config.{RECOMPUTES}", source=LAUNCH),
-    recompute_amount=None,
-    recompute_modules={},
     precisions={
         name: Setting(flag=PRECISION, value=name, source=LAUNCH) for name in ("bf16", "fp16", "fp8")
     },
@@ -213,7 +210,6 @@ FSDP2 = Framework(
     },
     dispatchers={"alltoall": TokenDispatcher(source=MESH)},
     overlaps={"dp": Setting(source=PLUGIN)},
-    gradient_buckets=None,
     context_exchanges={
         "p2p": ContextExchange(source=MESH, gathers=True, rules=("fsdp2-context-mask",))
     },
@@ -244,7 +240,6 @@ FSDP2 = Framework(
         zero_stages=(2, 3),
         rules=("fsdp2-shard-groups", "fsdp2-whole-groups"),
     ),
-    numerics={},
     compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),
     # A script with a loop of its own hands the switch to GradientAccumulationPlugin.
     batch_sync=Setting(
@@ -253,10 +248,8 @@ FSDP2 = Framework(
         source=f"{PLUGIN} and transformers/trainer.py",
         rules=("sync-each-batch",),
     ),
-    eager_stack="",
     # accelerate/accelerator.py, prepare_model: autocast around the forward pass; FSDP2 casts what it gathers.
     autocasts_whole_weights=True,
-    attention={},
     # The kernels are those that Megatron calls too (megatron/core/ssm/gated_delta_net).
     linear_attention={
         "gated_delta_net": Setting(
@@ -280,7 +273,6 @@ FSDP2 = Framework(
             rules=("fsdp2-whole-delta-net",),
         ),
     },
-    sparse_attention=None,
     hybrid_layers=Setting(
         source="transformers/models/mamba2/modeling_mamba2.py",
         installs="mamba-ssm and causal-conv1d",

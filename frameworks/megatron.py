@@ -696,8 +696,6 @@ MEGATRON = Framework(
             installs="Megatron-Bridge",
         ),
     },
-    compilation=None,
-    eager_stack="",
     attention={
         "auto": _attention("auto", default=True),
         "flash": _attention("flash"),

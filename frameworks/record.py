@@ -268,7 +268,10 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Framework:
-    """One framework in one version. Mappings run from the plan's word for a value to its setting."""
+    """One framework in one version. Mappings run from the plan's word for a value to its setting.
+
+    What it does not have is left out.
+    """
 
     name: FrameworkName
     title: str
@@ -284,7 +287,7 @@ class Framework:
 
     axes: Mapping[Axis, Setting]
     """Degrees that can be more than 1."""
-    sequence_parallel: Setting | None
+    sequence_parallel: Setting | None = None
     """How it is switched, on or off; None where there is none beside tensor parallelism."""
     zero_stages: Mapping[int, Setting]
     """0 replicated; 1 optimizer states, 2 also gradients, 3 also parameters sharded."""
@@ -292,9 +295,9 @@ class Framework:
     """Pipeline schedules. Without a pipeline every framework runs `1f1b` on its single stage."""
     full_recompute: Setting
     """Recomputes whole layers."""
-    recompute_amount: Setting | None
+    recompute_amount: Setting | None = None
     """How many layers of a stage are recomputed in full; None where it is all or none."""
-    recompute_modules: Mapping[str, Setting]
+    recompute_modules: Mapping[str, Setting] = field(default_factory=dict)
     """Modules of a layer that can be recomputed alone."""
     precisions: Mapping[str, Setting]
     optimizers: Mapping[str, OptimizerSetting]
@@ -305,37 +308,37 @@ class Framework:
 
     Planned ones are what the launch files turn on, and so what prices assume.
     """
-    gradient_buckets: GradientBuckets | None
+    gradient_buckets: GradientBuckets | None = None
     """How their size is set; None where each layer, or each module, is a bucket."""
     context_exchanges: Mapping[str, ContextExchange]
     """How context parallelism moves keys and values: p2p (ring), a2a (heads for tokens), all_gather, ..."""
     cuda_graphs: Mapping[str, Setting]
-    offloads: Mapping[str, Setting]
+    offloads: Mapping[str, Setting] = field(default_factory=dict)
     """What else can lie in the host's memory: parameters; activations of single modules; layer_inputs, and
     saved_tensors that a trainer's hooks move, where layers are recomputed."""
     optimizer_offload: OptimizerOffload | None
     """Optimizer states in the host's memory; None where they go with the parameters or not at all."""
     shard_groups: ShardGroups | None
     """Sharding within groups of replicas smaller than dp (HSDP, partial distributed optimizer)."""
-    numerics: Mapping[str, Setting]
+    numerics: Mapping[str, Setting] = field(default_factory=dict)
     """What changes the numbers of a run, by the name in `--allow`: chosen only where it is allowed."""
-    compilation: Setting | None
+    compilation: Setting | None = None
     batch_sync: Setting | None = None
     """Reduces the gradients of each micro-batch by themselves; None where ZeRO 2 and 3 do so anyway."""
     autocasts_whole_weights: bool = False
     """Whether weights that nothing shards stay at 32 bits and autocast narrows them at each use."""
-    eager_stack: str
+    eager_stack: str = ""
     """Stack with whose constants runs are priced that are not compiled; empty where none can be."""
-    attention: Mapping[str, Setting]
+    attention: Mapping[str, Setting] = field(default_factory=dict)
     """Attention kernels that can be asked for by name."""
-    linear_attention: Mapping[str, Setting]
+    linear_attention: Mapping[str, Setting] = field(default_factory=dict)
     """Layers with linear attention in place of attention, by `LinearAttentionSpec.type`; a model with one of
     another kind is refused."""
-    sparse_attention: Setting | None
+    sparse_attention: Setting | None = None
     """Attention to positions that an indexer chooses; None where a model with it is refused."""
-    hybrid_layers: Setting | None
+    hybrid_layers: Setting | None = None
     """Layers of one block each by a pattern, Mamba-2 among them; None where a model with them is refused."""
-    latent_experts: Setting | None
+    latent_experts: Setting | None = None
     """Routed experts on a projection of the hidden width; None where a model with them is refused."""
     rank_orders: Mapping[str, Setting]
     """Orders in which ranks are counted over the axes, innermost first."""

@@ -122,7 +122,6 @@ TORCHTITAN = Framework(
         "dualpipe-v": _schedule("DualPipeV", "torchtitan-split-backward"),
     },
     full_recompute=Setting(flag=f"{CHECKPOINTING}full", source=CHECKPOINTS),
-    recompute_amount=None,
     recompute_modules={
         "op": Setting(flag=f"{CHECKPOINTING}selective", source=CHECKPOINTS, planned=False)
     },
@@ -173,7 +172,6 @@ TORCHTITAN = Framework(
         "pp": Setting(source=TORCH_SCHEDULES),
         "tp": Setting(flag="--compile.enable-async-tensor-parallel", source=CONFIG, planned=False),
     },
-    gradient_buckets=None,
     # torch/distributed/tensor/experimental/_context_parallel/_attention.py, rotate_method ALL_GATHER.
     context_exchanges={
         "p2p": ContextExchange(source="torchtitan/distributed/context_parallel", gathers=True)
@@ -182,7 +180,6 @@ TORCHTITAN = Framework(
         "none": _said("cuda_graphs"),
         "full": Setting(source="torchtitan/distributed/cudagraph.py", default=True, planned=False),
     },
-    offloads={},
     # Parameters and gradients go with the states.
     optimizer_offload=OptimizerOffload(
         flag=TORCHTITAN_ARGUMENTS["offloads"].flag,
@@ -198,7 +195,6 @@ TORCHTITAN = Framework(
         zero_stages=(2, 3),
         rules=("torchtitan-shard-groups", "torchtitan-expert-shards"),
     ),
-    numerics={},
     compilation=_said("compiled"),
     eager_stack="torchtitan-eager",
     attention={
@@ -210,10 +206,6 @@ TORCHTITAN = Framework(
             flag="get_attention_config", value="varlen", source=EXPERTS, planned=False
         ),
     },
-    linear_attention={},
-    sparse_attention=None,
-    hybrid_layers=None,
-    latent_experts=None,
     adapters={
         "lora": AdapterSetting(source="torchtitan/components/lora.py", planned=False),
     },

@@ -204,7 +204,13 @@ class FileChange:
         """What a file says; None where it cannot be read or its settings do not fit together."""
         try:
             launch = launch_of_text(text, self._path, self._plan.inputs.model)
-            return launch_meaning(launch, self._plan, self._path)
+        except InputError:
+            launch = None
+        return self._meaning_of_launch(launch)
+
+    def _meaning_of_launch(self, launch: LaunchRun | None) -> object:
+        try:
+            return launch and launch_meaning(launch, self._plan, self._path)
         except InputError:
             return None
 
@@ -505,13 +511,7 @@ class ScriptChange(FileChange):
         return _words(flags)
 
     def _meaning_of(self, edits: Sequence[FlagEdit]) -> object:
-        launch = self._launch(self._edited_words(edits))
-        if launch is None:
-            return None
-        try:
-            return launch_meaning(launch, self._plan, self._path)
-        except InputError:
-            return None
+        return self._meaning_of_launch(self._launch(self._edited_words(edits)))
 
     def _launch(self, words: list[str]) -> LaunchRun | None:
         """What some words say, on as many GPUs as the script; None where they cannot be read."""

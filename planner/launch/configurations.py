@@ -677,8 +677,20 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
     if DEEPSPEED_FILE in files:
         fields |= {_CONFIG_FILE: DEEPSPEED_FILE}
     else:
-        fields |= _axolotls_fsdp(launch)
         files = {}
+        fields |= {
+            "fsdp_version": 2,
+            "fsdp_config": {
+                "reshard_after_forward": layout.zero_stage == 3,
+                "offload_params": layout.optimizer_offload > 0,
+                "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "state_dict_type": "SHARDED_STATE_DICT",
+            },
+            "dp_replicate_size": layout.shard_groups,
+            "dp_shard_size": layout.dp // layout.shard_groups,
+            "tensor_parallel_size": layout.tp,
+            "context_parallel_size": layout.cp,
+        }
     if inputs.adapters is not None:
         fields |= _axolotl_adapters(inputs.adapters)
     return files | {_AXOLOTL: _START[_AXOLOTL] + yaml.safe_dump(fields, sort_keys=False)}
@@ -841,8 +853,18 @@ def swift_files(plan: Plan) -> dict[str, str]:
         # ms-swift packs under FlashAttention alone (swift/arguments/sft_args.py, _check_padding_free).
         fields["packing"] = attention != "sdpa"
     if by_fsdp:
-        files = {_FSDP_FILE: json_file(_swifts_fsdp(launch))}
         fields["fsdp"] = _FSDP_FILE
+        sharding = {
+            "fsdp_version": 2,
+            "reshard_after_forward": layout.zero_stage == 3,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "cpu_ram_efficient_loading": True,
+            "state_dict_type": "SHARDED_STATE_DICT",
+            "activation_checkpointing": recomputes,
+        }
+        offload = " offload" if layout.optimizer_offload > 0 else ""
+        document = {"fsdp": f"full_shard auto_wrap{offload}", "fsdp_config": sharding}
+        files = {_FSDP_FILE: json_file(document)}
     else:
         fields[_CONFIG_FILE] = DEEPSPEED_FILE
     if inputs.adapters is not None:
@@ -894,22 +916,6 @@ def _swift_start(
     return {
         "swift.yaml": yaml.safe_dump(dict(fields), sort_keys=False),
         "swift.sh": script,
-    }
-
-
-def _swifts_fsdp(launch: Launch) -> dict[str, object]:
-    layout = launch.layout
-    offload = " offload" if layout.optimizer_offload > 0 else ""
-    return {
-        "fsdp": f"full_shard auto_wrap{offload}",
-        "fsdp_config": {
-            "fsdp_version": 2,
-            "reshard_after_forward": layout.zero_stage == 3,
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "cpu_ram_efficient_loading": True,
-            "state_dict_type": "SHARDED_STATE_DICT",
-            "activation_checkpointing": layout.recompute == "full",
-        },
     }
 
 
@@ -965,23 +971,6 @@ def _no_offload(stack: str, launch: Launch, *refused: str) -> None:
     modules = launch.execution.offload_modules
     if modules in refused:
         raise _not_there(stack, f"has no field for {modules}: pin offload_modules=none")
-
-
-def _axolotls_fsdp(launch: Launch) -> dict[str, object]:
-    layout = launch.layout
-    return {
-        "fsdp_version": 2,
-        "fsdp_config": {
-            "reshard_after_forward": layout.zero_stage == 3,
-            "offload_params": layout.optimizer_offload > 0,
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "state_dict_type": "SHARDED_STATE_DICT",
-        },
-        "dp_replicate_size": layout.shard_groups,
-        "dp_shard_size": layout.dp // layout.shard_groups,
-        "tensor_parallel_size": layout.tp,
-        "context_parallel_size": layout.cp,
-    }
 
 
 def _of_stack(

@@ -529,27 +529,21 @@ def megatron_env(launch: Launch) -> dict[str, str]:
     Before Blackwell, tensor and context parallelism rely on kernels starting in the order they are issued,
     which one hardware queue brings about; FSDP and the expert overlap need several.
     """
-    layout, variables = launch.layout, _graph_env(launch) | _offload_env(launch)
+    layout, execution, variables = launch.layout, launch.execution, dict[str, str]()
+    if execution.cuda_graph == "full" and launch.inputs.model.moe is not None:
+        # The fused grouped MLP of a graph of the whole step.
+        variables["NVTE_CUTEDSL_FUSED_GROUPED_MLP"] = "1"
+    if execution.offload_modules != "none":
+        # Weights stay on the GPU: megatron/training/arguments.py asks for it beside offloading.
+        variables["NVTE_CPU_OFFLOAD_V1"] = "1"
     blackwell = launch.inputs.cluster.device.architecture == "blackwell"
     if layout.zero_stage >= 2:
         return variables
-    if launch.execution.ep_overlap:
+    if execution.ep_overlap:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "32", **variables}
     if (layout.tp > 1 or layout.cp > 1) and not blackwell:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **variables}
     return variables
-
-
-def _graph_env(launch: Launch) -> dict[str, str]:
-    """What the fused grouped MLP of a graph of the whole step is switched on by."""
-    captured = launch.execution.cuda_graph == "full" and launch.inputs.model.moe is not None
-    return {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"} if captured else {}
-
-
-def _offload_env(launch: Launch) -> dict[str, str]:
-    """What megatron/training/arguments.py asks for beside offloading, so that weights stay on the GPU."""
-    offloads = launch.execution.offload_modules != "none"
-    return {"NVTE_CPU_OFFLOAD_V1": "1"} if offloads else {}
 
 
 def megatron_start(launch: Launch) -> Start:
@@ -692,14 +686,11 @@ def _graphs(launch: Launch) -> Said:
         "checks_for_nan": False,
     }
     if launch.inputs.model.moe is not None:
-        said |= {"op_fuser": True, "expert_budget": _expert_budget(launch), "paged_stash": True}
+        # Tokens that a rank's experts have buffers for, over the even share: 10 % over measured loads.
+        measured = max((load for _, load in launch.inputs.expert_imbalance_by_ep), default=1.0)
+        budget = max(_EXPERT_BUDGET, round(1.1 * measured, 2))
+        said |= {"op_fuser": True, "expert_budget": budget, "paged_stash": True}
     return said
-
-
-def _expert_budget(launch: Launch) -> float:
-    """Tokens that the experts of a rank have buffers for, over the even share: 10 % over measured loads."""
-    measured = [load for _, load in launch.inputs.expert_imbalance_by_ep]
-    return max(_EXPERT_BUDGET, round(1.1 * max(measured, default=1.0), 2))
 
 
 def _graph_modules(launch: Launch) -> tuple[str, ...]:

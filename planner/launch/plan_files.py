@@ -22,8 +22,7 @@ from meshwright.planner.launch.configurations import (
     trl_files,
 )
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, bridge_files
-from meshwright.planner.launch.rank_files import FOLDER, mapping_files
-from meshwright.planner.launch.ranks import planned_layout
+from meshwright.planner.launch.rank_files import FOLDER, mapping_files, planned_layout
 from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
 from meshwright.planner.launch.writer import LISTED_HOSTS, Writer, unlaunched
 from meshwright.planner.mixed.document import MixedPlan, mixed_text

@@ -15,7 +15,7 @@ import yaml
 
 from meshwright.cluster_specs.schema import XGMI, ClusterSpec
 from meshwright.errors import InfeasibleError
-from meshwright.planner.launch.ranks import PlacedRanks, placed_ranks
+from meshwright.planner.launch.rank_files import PlacedRanks, placed_ranks
 from meshwright.planner.launch.writer import job_hosts
 from meshwright.planner.plan.document import Plan
 
@@ -149,7 +149,6 @@ _OWN_ORDER_HEAD = """\
 _CHOSEN_HEAD = """\
 # Kubernetes chooses the nodes: pod k stands for line k of the plan's hosts, counted from 0.
 """
-_OR_NAMES = ", or a cluster file that names its nodes"
 _PLACES_LOST = """\
 # Which node comes where is the choice of {scheduler}: ranks may run elsewhere than the plan places them.
 # Where that counts, take --target {others}.
@@ -176,9 +175,7 @@ def kubernetes_files(plan: Plan) -> dict[str, str]:
     where no order of pods is that of the plan's nodes.
     """
     placed = placed_ranks(plan)
-    pods = _pods(plan, placed)
-    if pods[0].host is None:
-        _refuse_out_of_turn(placed, "a JobSet", _OR_NAMES)
+    pods = _pods(plan, placed, "a JobSet")
     name, resources = job_name(plan), _devices(plan.inputs.cluster, len(placed.hosts))
     document = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -206,9 +203,7 @@ def volcano_files(plan: Plan) -> dict[str, str]:
     other (`networkTopology`, soft). Raises InfeasibleError as `kubernetes_files` does.
     """
     placed = placed_ranks(plan)
-    pods = _pods(plan, placed)
-    if pods[0].host is None:
-        _refuse_out_of_turn(placed, "a Volcano Job", _OR_NAMES)
+    pods = _pods(plan, placed, "a Volcano Job")
     name, resources = job_name(plan), _devices(plan.inputs.cluster, len(placed.hosts))
     tasks = []
     for each in pods:
@@ -317,12 +312,9 @@ def _places_lost(placed: PlacedRanks, scheduler: str) -> str:
     """A comment for files that cannot bind a node to its place, where there is more than one."""
     if len(placed.hosts) == 1:
         return ""
-    return _PLACES_LOST.format(scheduler=scheduler, others=_targets_with_places(placed))
-
-
-def _targets_with_places(placed: PlacedRanks) -> str:
-    """The targets that start every rank where it was planned, in words."""
-    return "slurm, openmpi, kubernetes or volcano" if placed.names_known else "slurm or openmpi"
+    # Those that start every rank where it was planned.
+    others = "slurm, openmpi, kubernetes or volcano" if placed.names_known else "slurm or openmpi"
+    return _PLACES_LOST.format(scheduler=scheduler, others=others)
 
 
 def _refuse_out_of_turn(placed: PlacedRanks, start: str, remedy: str = "") -> None:
@@ -352,14 +344,18 @@ def _named(plan: Plan, placed: PlacedRanks) -> bool:
     return labels and len(placed.hosts) <= MOST_NAMED_HOSTS
 
 
-def _pods(plan: Plan, placed: PlacedRanks) -> list[_Pods]:
-    """One each where hosts have names that a node's label can be; else runs of nodes with as many GPUs."""
+def _pods(plan: Plan, placed: PlacedRanks, start: str) -> list[_Pods]:
+    """One each where hosts have names that a node's label can be; else runs of nodes with as many GPUs.
+
+    Raises InfeasibleError where these are numbered and ranks do not run through them in turn.
+    """
     gpus = placed.gpus_of_hosts
     if _named(plan, placed):
         return [
             _Pods(name=f"node-{rank}", first_rank=rank, count=1, gpus=gpus[rank], host=host)
             for rank, host in enumerate(placed.hosts)
         ]
+    _refuse_out_of_turn(placed, start, ", or a cluster file that names its nodes")
     starts = [rank for rank in range(len(gpus)) if rank == 0 or gpus[rank] != gpus[rank - 1]]
     ends = [*starts[1:], len(gpus)]
     return [

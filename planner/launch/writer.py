@@ -21,7 +21,7 @@ from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.record import Argument, Framework
 from meshwright.model_specs.schema import ModelSpec, stated_fields
-from meshwright.planner.launch.ranks import PlacedRanks, placed_ranks, planned_layout
+from meshwright.planner.launch.rank_files import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES, OF_LAYOUT
 from meshwright.planner.request.executions import execution_options

@@ -37,6 +37,7 @@ from meshwright.planner.many.sharing import (
     Unit,
     UnplannedJob,
     candidate_units,
+    changed_order,
     free_units,
     read_fleet,
     share_over_time,
@@ -164,11 +165,7 @@ def _orders(
     yield sorted(jobs, key=lambda job: (moments[job][0], -wanted[job]))
     yield sorted(jobs, key=lambda job: -wanted[job] * len(moments[job]))
     while True:
-        order = list(best) if best else chance.sample(jobs, len(jobs))
-        for _ in range(chance.choice((1, 1, 2, 4))):
-            moved = order.pop(chance.randrange(len(order)))
-            order.insert(chance.randrange(len(order) + 1), moved)
-        yield order
+        yield changed_order(best or chance.sample(jobs, len(jobs)), chance)
 
 
 class _Deal:

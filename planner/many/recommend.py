@@ -167,7 +167,9 @@ class Recommendation:
         front = self.front
         kinds = {"reached": self.reached, "missed": self.missed, "sweep": self.sweep}
         return frame_of(
-            {"kind": kind, **_row(plan, front)} for kind, plans in kinds.items() for plan in plans
+            {"kind": kind, **size_row(plan, front)}
+            for kind, plans in kinds.items()
+            for plan in plans
         )
 
     @property
@@ -212,7 +214,8 @@ class SizeRow(BaseModel):
     """Whether no other size of the sweep beats it."""
 
 
-def _row(plan: SizedPlan, front: Sequence[SizedPlan] = ()) -> dict[str, Any]:
+def size_row(plan: SizedPlan, front: Sequence[SizedPlan] = ()) -> dict[str, Any]:
+    """A size as `recommend --json` has it; `front` are the sizes that no other beats."""
     fields = {
         "cluster": plan.cluster,
         "gpus": plan.gpus,
@@ -231,9 +234,9 @@ def recommendation_document(answer: Recommendation) -> dict[str, Any]:
     return {
         "model": answer.request.model,
         "target_step_time_s": answer.request.target_s,
-        "recommended": _row(answer.reached[0]) if answer.reached else None,
-        "reached": [_row(plan) for plan in answer.reached],
-        "missed": [_row(plan) for plan in answer.missed],
+        "recommended": size_row(answer.reached[0]) if answer.reached else None,
+        "reached": [size_row(plan) for plan in answer.reached],
+        "missed": [size_row(plan) for plan in answer.missed],
         "proven_fewest": {
             plan.cluster: not plan.row.get("runs_on")
             and (smaller is None or answer.misses_for_sure(smaller))
@@ -241,10 +244,10 @@ def recommendation_document(answer: Recommendation) -> dict[str, Any]:
             for smaller in (answer.smaller[plan.cluster],)
         },
         "next_smaller": {
-            cluster: None if plan is None else _row(plan)
+            cluster: None if plan is None else size_row(plan)
             for cluster, plan in answer.smaller.items()
         },
-        "sweep": [_row(plan, front) for plan in answer.sweep],
+        "sweep": [size_row(plan, front) for plan in answer.sweep],
     }
 
 

@@ -485,11 +485,16 @@ def _orders(
         by_key = sorted(indices, key=key)
         yield sorted(by_key, key=lambda index: -jobs[index].priority)
     while True:
-        order = list(best)
-        for _ in range(chance.choice((1, 1, 2, 4))):
-            moved = order.pop(chance.randrange(len(order)))
-            order.insert(chance.randrange(len(order) + 1), moved)
-        yield order
+        yield changed_order(best, chance)
+
+
+def changed_order(best: Sequence[int], chance: random.Random) -> list[int]:
+    """An order with one, two or four of its jobs moved elsewhere."""
+    order = list(best)
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        moved = order.pop(chance.randrange(len(order)))
+        order.insert(chance.randrange(len(order) + 1), moved)
+    return order
 
 
 def _runs(

@@ -241,16 +241,6 @@ def _check_parts(clusters: Sequence[object], axes: Axes) -> None:
             raise InputError(what, where="--sweep", value=name, allowed=allowed)
 
 
-def _planned_on_parts(
-    model: ModelSpec, cluster: str | PathLike[str], options: dict[str, Any], budget: Budget
-) -> tuple[dict[str, Any], AnyPlan]:
-    """The figures of one plan on a mixed cluster, and the plan. Raises MeshwrightError as planning does."""
-    request = read_mixed_request(model=model, cluster=cluster, **options)
-    result = with_mixed_cost(make_mixed_plan(request), budget)
-    plan = result.alone or result.document
-    return figures_on_parts(result) | {"cluster": result.document.cluster.name}, plan
-
-
 def _planned(
     model: ModelSpec,
     cluster: str | PathLike[str] | ClusterSpec,
@@ -267,9 +257,12 @@ def _planned(
     gpus, machine = options.pop("gpus", None), options.pop("cluster", cluster)
     try:
         if is_mixed_cluster(machine):
-            figures, on_parts = _planned_on_parts(model, machine, {**options, "gpus": gpus}, budget)
-            asked = {name: getattr(on_parts.inputs, name) for name in _ASKED}
-            return {"model": on_parts.inputs.model.name, **asked, **figures}, on_parts
+            on_parts = read_mixed_request(model=model, cluster=machine, gpus=gpus, **options)
+            result = with_mixed_cost(make_mixed_plan(on_parts), budget)
+            chosen = result.alone or result.document
+            asked = {name: getattr(chosen.inputs, name) for name in _ASKED}
+            of_model = {"model": chosen.inputs.model.name, **asked, **figures_on_parts(result)}
+            return of_model | {"cluster": result.document.cluster.name}, chosen
         spec = changed_cluster(read_cluster(machine, gpus), changes)
         request = read_request(model=model, cluster=spec, gpus=gpus, **options)
         plan = make_plan(request, robustness=False, choices=False)
@@ -356,8 +349,10 @@ def what_if(
     axes = _around(plan.inputs, now) if over is None else _with_now(read_axes(over), now)
     asked = combinations_of(axes)
     if over is None:
-        asked = [values for values in asked if _changes(values, now) <= 1]
-    rows = _all_planned(partial(_row, plan.inputs, params.time_limit_s), asked, params.workers)
+        asked = [each for each in asked if sum(each[name] != now[name] for name in each) <= 1]
+    planned = partial(_row, plan.inputs, params.time_limit_s)
+    with on_processes(params.workers or usable_cores()):
+        rows = side_by_side([partial(planned, values) for values in asked])
     return {
         "axes": [
             {"name": name, "values": list(values), "now": list(values).index(now[name])}
@@ -420,18 +415,6 @@ def _with_now(axes: Axes, now: Mapping[str, Value]) -> dict[str, tuple[Value, ..
         else:
             whole[name] = tuple(sorted((own, *values), key=float))
     return whole
-
-
-def _changes(values: Mapping[str, Value], now: Mapping[str, Value]) -> int:
-    return sum(value != now[name] for name, value in values.items())
-
-
-def _all_planned(
-    planned: partial[dict[str, Any]], asked: Sequence[dict[str, Value]], workers: int | None
-) -> list[dict[str, Any]]:
-    """The rows in order, from several processes where there are cores."""
-    with on_processes(workers or usable_cores()):
-        return side_by_side([partial(planned, values) for values in asked])
 
 
 def _row(inputs: PlanInputs, time_limit_s: float, values: Mapping[str, Value]) -> dict[str, Any]:

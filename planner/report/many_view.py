@@ -22,7 +22,7 @@ from meshwright.planner.drawing import (
 )
 from meshwright.planner.many.batch import COLUMNS, BatchReport
 from meshwright.planner.many.fleet import Fleet, fleet_document
-from meshwright.planner.many.recommend import Recommendation, SizedPlan
+from meshwright.planner.many.recommend import Recommendation, SizedPlan, size_row
 from meshwright.planner.many.sweep import SweepReport
 from meshwright.planner.report.plan_words import (
     COST_COLUMNS,
@@ -275,13 +275,8 @@ def _speed(point: SizedPlan) -> str:
 def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Table:
     rows = [
         {
-            **point.row,
-            "cluster": point.cluster,
-            "gpus": point.gpus,
-            "headroom_gib": point.headroom_gib,
-            "usd_per_h": point.usd_per_h,
-            "usd_per_billion_tokens": point.usd_per_billion_tokens,
-            "front": "*" if any(point is best for best in front) else "",
+            **(row := size_row(point, front)),
+            "front": "*" if row["pareto"] else "",
             "layout": row_layout_text(point.row) if point.has_plan else _first_part(point.row),
         }
         for point in points

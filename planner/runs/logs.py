@@ -277,14 +277,10 @@ def _of_text(path: Path) -> LoggedRun:
         step = _MEGATRON_STEP.search(words)
         if step is not None:
             log.add("seconds", int(step[1]), _number(step[2], where) / 1e3, where)
-        memory = _MEGATRON_MEMORY.search(words)
-        if memory is not None:
-            gib = _number(memory[2], where) / _MIB_PER_GIB
-            log.add("allocated", int(memory[1]), gib, where)
-        memory = _BRIDGE_MEMORY.search(words)
-        if memory is not None:
-            gib = _number(memory[2], where) * _GIB_PER_GB
-            log.add("allocated", int(memory[1]), gib, where)
+        for pattern, gib in ((_MEGATRON_MEMORY, 1 / _MIB_PER_GIB), (_BRIDGE_MEMORY, _GIB_PER_GB)):
+            memory = pattern.search(words)
+            if memory is not None:
+                log.add("allocated", int(memory[1]), _number(memory[2], where) * gib, where)
         step = _TORCHTITAN_STEP.search(words)
         if step is not None:
             prefix = _RANK.search(words)

@@ -808,7 +808,6 @@ def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
     if step_time_s is None and doc.tokens_per_s_per_gpu is not None:
         tokens = workload.tokens_per_step
         step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
-    measured = _measurement(doc, step_time_s)
     figures = step_time_s is not None or doc.memory_gib is not None
     if doc.out_of_memory and figures:
         raise InputError("measured: out_of_memory goes with neither a step time nor memory")
@@ -816,7 +815,7 @@ def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
         raise InputError(
             "measured: needs step_time_s, tokens_per_s_per_gpu, memory_gib or out_of_memory"
         )
-    return measured
+    return _measurement(doc, step_time_s)
 
 
 def _measurement(doc: MeasuredDoc, step_time_s: float | None) -> Measured:

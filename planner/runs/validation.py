@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -267,12 +267,30 @@ class ScoredRow:
     run: Run | None
     measured: Measured | None
     predicted: Prediction | None = None
-    error_s: float | None = None
-    """Predicted minus measured seconds; None without either."""
-    error_pct: float | None = None
-    """None without a measured step; FAILED_ERROR_PCT where the prediction failed."""
-    memory_error_pct: float | None = None
     failed: str | None = None
+
+    @property
+    def error_s(self) -> float | None:
+        """Predicted minus measured seconds; None without either."""
+        if self.predicted is None or self.measured is None or self.measured.step_time_s is None:
+            return None
+        return self.predicted.step_time_s - self.measured.step_time_s
+
+    @property
+    def error_pct(self) -> float | None:
+        """None without a measured step; FAILED_ERROR_PCT where the prediction failed."""
+        step_s = None if self.measured is None else self.measured.step_time_s
+        if self.failed is not None:
+            return None if self.run is not None and step_s is None else FAILED_ERROR_PCT
+        return _error_pct(None if self.predicted is None else self.predicted.step_time_s, step_s)
+
+    @property
+    def memory_error_pct(self) -> float | None:
+        """Likewise of memory."""
+        gib = None if self.measured is None else self.measured.memory_gib
+        if self.failed is not None:
+            return None if gib is None else FAILED_ERROR_PCT
+        return _error_pct(None if self.predicted is None else self.predicted.memory_gib, gib)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,47 +466,21 @@ def score(rows: Iterable[Run | UnreadRow], predict: Predict) -> ValidationReport
 
 def _scored(row: Run | UnreadRow, predict: Predict) -> ScoredRow:
     if isinstance(row, UnreadRow):
-        return _failed(row.id, None, row.measured, row.reason)
+        return ScoredRow(id=row.id, run=None, measured=row.measured, failed=row.reason)
+    known = ScoredRow(id=row.id, run=row, measured=row.measured)
     try:
         predicted = predict(row)
     except (ValueError, ArithmeticError) as error:
-        return _failed(row.id, row, row.measured, str(error) or type(error).__name__)
+        return replace(known, failed=str(error) or type(error).__name__)
     for value in (predicted.step_time_s, predicted.memory_gib):
         if value is not None and not (math.isfinite(value) and value > 0):
-            return _failed(row.id, row, row.measured, f"not a prediction: {predicted}")
-    measured = row.measured
-    error_s = error_pct = memory_error_pct = None
-    if measured is not None:
-        if measured.step_time_s is not None:
-            error_s = predicted.step_time_s - measured.step_time_s
-            error_pct = _error_pct(predicted.step_time_s, measured.step_time_s)
-        if measured.memory_gib is not None and predicted.memory_gib is not None:
-            memory_error_pct = _error_pct(predicted.memory_gib, measured.memory_gib)
-    return ScoredRow(
-        id=row.id,
-        run=row,
-        measured=measured,
-        predicted=predicted,
-        error_s=error_s,
-        error_pct=error_pct,
-        memory_error_pct=memory_error_pct,
-    )
+            return replace(known, failed=f"not a prediction: {predicted}")
+    return replace(known, predicted=predicted)
 
 
-def _failed(name: str, run: Run | None, measured: Measured | None, reason: str) -> ScoredRow:
-    has_memory = measured is not None and measured.memory_gib is not None
-    no_step = run is not None and (measured is None or measured.step_time_s is None)
-    return ScoredRow(
-        id=name,
-        run=run,
-        measured=measured,
-        error_pct=None if no_step else FAILED_ERROR_PCT,
-        memory_error_pct=FAILED_ERROR_PCT if has_memory else None,
-        failed=reason,
-    )
-
-
-def _error_pct(predicted: float, measured: float) -> float:
+def _error_pct(predicted: float | None, measured: float | None) -> float | None:
+    if predicted is None or measured is None:
+        return None
     return 100.0 * (predicted - measured) / measured
 
 

@@ -15,7 +15,7 @@ from meshwright.cluster_specs.reader import load_cluster
 from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.ranks import placed_ranks
+from meshwright.planner.launch.rank_files import placed_ranks
 from meshwright.planner.plan.document import Mapping, Plan
 from tests.plans import make_plan
 

@@ -200,24 +200,15 @@ class Evidence:
             slopes[row, index] = PRIORS[mark.factor].spread
         return slopes / self.noise[:, None]
 
-    def goal(self, rows: slice | Floats | None = None) -> Goal:
-        """What a fit makes small, of all rows or of some.
-
-        Parameters
-        ----------
-        rows : index, optional
+    def goal(self) -> Goal:
+        """What a fit makes small.
 
         Returns
         -------
         Goal
         """
-        some = slice(None) if rows is None else rows
-        return Goal(
-            errors=lambda x: self.errors(x)[some],
-            slopes=lambda x: self.slopes(x)[some],
-            low=lowest_coordinates(),
-            high=np.full(len(NAMES), MOST_SPREADS),
-        )
+        high = np.full(len(NAMES), MOST_SPREADS)
+        return Goal(errors=self.errors, slopes=self.slopes, low=lowest_coordinates(), high=high)
 
 
 def _case(run: Run, framework: str) -> _Case:

@@ -660,13 +660,6 @@ def _case(point: MeasuredPoint) -> Case:
     return Case(kind=kind, precision=point.precision, sizes=point.sizes)
 
 
-def _plain(update: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.model_dump() if hasattr(value, "model_dump") else value
-        for name, value in update.items()
-    }
-
-
 def _covariance(fitted: FittedMachine) -> Floats:
     """Of the coordinates, with what a step may lie from operations alone; of the rest their priors."""
     covariance = np.eye(len(NAMES))
@@ -783,7 +776,7 @@ def machine_report(
             points=tuple(points),
         ),
     }
-    calibration = Calibration.model_validate({**draft.model_dump(), **_plain(update)})
+    calibration = Calibration.model_validate({**dict(draft), **update})
     rests = zip(fitted.names, fitted.rests, strict=True)
     moved = [_moved(factor, own, calibration, workload) for factor, own in rests]
     at_the_edge = np.abs(fitted.logs) > 0.99 * math.log(MOST)

@@ -699,15 +699,14 @@ def _finished(evidence: Evidence, fitted: Fitted, rows: Sequence[RowErrors]) -> 
     peaks = [row.left_out_pct for row in rows if row.what == "memory"]
     covariance = fitted.covariance()
     symmetric = (covariance + covariance.T) / 2.0
-    draft = evidence.draft.model_dump()
-    draft |= {
-        "factors": factors_at(fitted.x).model_dump(),
+    found = {
+        "factors": factors_at(fitted.x),
         "mean": tuple(float(x) for x in fitted.x),
         "covariance": tuple(tuple(row) for row in symmetric.tolist()),
-        "step_time": error_band_of(steps).model_dump(),
-        "memory": error_band_of(peaks).model_dump() if peaks else None,
+        "step_time": error_band_of(steps),
+        "memory": error_band_of(peaks) if peaks else None,
     }
-    return Calibration.model_validate(draft)
+    return Calibration.model_validate({**dict(evidence.draft), **found})
 
 
 def error_band_of(left_out_pct: Sequence[float]) -> BandDoc:

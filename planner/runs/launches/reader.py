@@ -278,20 +278,15 @@ _OPTIM = "optim"
 
 def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> LaunchRun | None:
     """The run of a configuration of a fine-tuning stack; None for other mappings."""
-    if is_llamafactory(document):
-        run = from_llamafactory(document, path)
-        run = with_optimizer(run, document, _OPTIM)
-    elif is_axolotl(document):
-        run = with_optimizer(from_axolotl(document, path), document, "optimizer")
-    elif is_llamafactory_v1(document):
-        run = from_llamafactory_v1(document, path)
-    elif is_trainer(document):
-        return with_optimizer(from_trainer(document, path, gpus), document, _OPTIM)
-    else:
-        run_of = next((read for is_kind, read in _RECIPES if is_kind(document)), None)
-        if run_of is None:
-            return None
-        run = run_of(document, path)
+    run_of, optimizer = next(
+        (found for is_kind, *found in _STACKS if is_kind(document)), (None, "")
+    )
+    if run_of is None:
+        return None
+    if run_of is from_trainer:
+        return with_optimizer(from_trainer(document, path, gpus), document, optimizer)
+    run: LaunchRun = run_of(document, path)
+    run = with_optimizer(run, document, optimizer) if optimizer else run
     return run if gpus is None else replace(run, settings=run.settings | {"gpus": gpus})
 
 
@@ -333,11 +328,16 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     return document, str(beside)
 
 
-_RECIPES = (
-    (is_torchtune, from_torchtune),
-    (is_nemo_rl, from_nemo_rl),
-    (is_nanotron, from_nanotron),
+_STACKS: tuple[tuple[Any, Any, str], ...] = (
+    (is_llamafactory, from_llamafactory, _OPTIM),
+    (is_axolotl, from_axolotl, "optimizer"),
+    (is_llamafactory_v1, from_llamafactory_v1, ""),
+    (is_trainer, from_trainer, _OPTIM),
+    (is_torchtune, from_torchtune, ""),
+    (is_nemo_rl, from_nemo_rl, ""),
+    (is_nanotron, from_nanotron, ""),
 )
+"""How a configuration is told, its reader, and its field of the optimizer where that is read by its name."""
 
 
 def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
