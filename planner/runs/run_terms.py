@@ -35,7 +35,7 @@ from meshwright.documents import ClosedDocument
 from meshwright.errors import InputError, refuse_unknown
 from meshwright.frameworks.catalog import framework_of_stack, input_offload, planned
 from meshwright.planner.request.choices import NUMBERS
-from meshwright.planner.request.plan_request import Degree, RecomputeModule
+from meshwright.planner.request.plan_request import Degree, RecomputeModule, Sequences
 from meshwright.planner.runs.launches.command_line import Said
 
 # A layout and what the cost model expects of it, as documents carry them.
@@ -69,8 +69,8 @@ class LayoutDoc(ClosedDocument):
     ep: Degree
     etp: Degree
     vpp: Degree
-    micro_batch: Degree
-    num_micro_batches: Degree
+    micro_batch: Sequences
+    num_micro_batches: Sequences
     sequence_parallel: bool
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     shard_groups: Degree = 1

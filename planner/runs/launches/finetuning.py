@@ -995,15 +995,15 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
     )
     settings |= offloaded
     unread += of_hooks
-    degrees = {"tp": _TENSOR, "cp": _CONTEXT}
-    settings |= {axis: whole_number(document, key, where) or 1 for axis, key in degrees.items()}
+    tp, cp = (whole_number(document, key, where) or 1 for key in (_TENSOR, _CONTEXT))
+    settings |= {"tp": tp, "cp": cp}
     replicas = whole_number(document, _REPLICAS, where) or 1
     if replicas > 1:
         settings["shard_groups"] = replicas
     shards = document.get(_SHARDS)
     if isinstance(shards, int) and shards > 0:
         # All ranks: what accelerate multiplies to the size of its mesh (parallelism_config.py, total_size).
-        settings["gpus"] = shards * replicas * settings["tp"] * settings["cp"]
+        settings["gpus"] = shards * replicas * tp * cp
     remarks, model = run.remarks, known_model(document[_BASE], path)
     if document.get("sample_packing") is True:
         remarks = (*remarks, PACKED)

@@ -464,3 +464,10 @@ def test_choices_asked_while_the_search_runs_get_the_answers_that_they_get_after
     one, other = (plan.model_copy(update=apart) for plan in plans)
     assert plans[0].choices
     assert one == other
+
+
+def test_the_largest_batch_has_a_plan_document() -> None:
+    """A prime of ten million sequences is as many micro-batches, and ended in an internal error."""
+    plan = fastest_plan(request(gpus=8, global_batch=9_999_991, seq_len=512))
+    assert plan.layout is not None
+    assert plan.layout.num_micro_batches == 9_999_991
