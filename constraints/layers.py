@@ -304,7 +304,6 @@ def _beside_gathers(workload: Workload) -> list[str]:
 MEGATRON_ALL_GATHER = Refuses(
     name="megatron-allgather-dispatcher",
     sentence="The all-gather dispatcher goes without overlap of expert communication and in 16 bits",
-    unit="conditions",
     binds=lambda work: has_experts(work) and work.moe_dispatch == GATHERS,
     broken=_beside_gathers,
     joined_by=" and with ",
@@ -390,7 +389,6 @@ def _beside_token_prediction(workload: Workload) -> list[str]:
 MEGATRON_TOKEN_PREDICTION = Refuses(
     name="megatron-mtp-positions",
     sentence="No multi-token prediction beside learned positions, nor beside YaRN outside latent attention",
-    unit="conditions",
     binds=lambda work: work.model.mtp_layers > 0,
     broken=_beside_token_prediction,
     words="Megatron-LM has no multi-token prediction beside {broken}",
@@ -747,7 +745,6 @@ MEGATRON_LATENT_EXPERTS = Refuses(
 MEGATRON_SPARSE_ATTENTION = Excludes(
     name="megatron-sparse-attention",
     sentence="Sparse attention on Hopper or Blackwell, with cp 1, no CUDA graphs, no multi-token prediction",
-    unit="conditions",
     binds=lambda work: work.model.indexer is not None,
     conditions=(
         Condition("CUDA graphs ({cuda_graph})", lambda work: work.cuda_graph != "none"),

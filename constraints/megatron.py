@@ -209,7 +209,6 @@ _NEEDS_CURRENT_SCALES = int(Recompute.LAYERNORM | Recompute.MOE_ACTIVATION)
 MEGATRON_DELAYED_SCALING = Requires(
     name="megatron-delayed-scaling",
     sentence="norms and expert activations not recomputed under delayed scaling of FP8",
-    unit="settings",
     binds=_delays_scales,
     needs=When("recompute", lacks=_NEEDS_CURRENT_SCALES),
     words="norms or expert activations recomputed under delayed scaling",
@@ -388,7 +387,6 @@ MEGATRON_EXPERT_OVERLAP = Excludes(
     name="megatron-expert-overlap",
     sentence="Hiding the expert all-to-all needs ep > 1, vpp > 1 with a pipeline and two micro-batches "
     "without, recomputation of neither layers nor experts in full, and at most one MTP module",
-    unit="conditions",
     binds=lambda work: has_experts(work) and work.ep_overlap,
     conditions=(
         Condition("ep 1", when=(When("ep", most=1),)),

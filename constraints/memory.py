@@ -153,7 +153,6 @@ OFFLOADED_SHARE = AtMost(
 MEGATRON_OFFLOAD_ZERO = Requires(
     name="megatron-offload-zero",
     sentence="zero_stage = 1 where optimizer states are offloaded",
-    unit="settings",
     when=(When("optimizer_offload", least=1),),
     needs=When("zero_stage", least=1, most=1),
     words="{optimizer_offload} % of the optimizer's states offloaded under ZeRO {zero_stage}",
@@ -203,7 +202,6 @@ MEGATRON_OFFLOAD_FP8 = AtMost(
 DEEPSPEED_OFFLOAD_ZERO = Requires(
     name="deepspeed-offload-zero",
     sentence="zero_stage >= 1 where optimizer states are offloaded",
-    unit="settings",
     when=(When("optimizer_offload", least=1),),
     needs=When("zero_stage", least=1),
     words="{optimizer_offload} % of the optimizer's states offloaded under ZeRO {zero_stage}",
@@ -214,7 +212,6 @@ DEEPSPEED_OFFLOAD_ZERO = Requires(
 DEEPSPEED_OFFLOAD_WHOLE = Requires(
     name="deepspeed-offload-whole",
     sentence="optimizer_offload = 100 where optimizer states are offloaded",
-    unit="settings",
     when=(When("optimizer_offload", least=1),),
     needs=When("optimizer_offload", least=100),
     words="{optimizer_offload} % of the optimizer's states offloaded",
@@ -251,7 +248,6 @@ DEEPSPEED_OFFLOAD_RULES: tuple[Rule, ...] = (
 FSDP_OFFLOAD_ZERO = Requires(
     name="fsdp-offload-zero",
     sentence="zero_stage = 3 where parameters, gradients and optimizer states are offloaded",
-    unit="settings",
     when=(When("optimizer_offload", least=1),),
     needs=When("zero_stage", least=3),
     words="{optimizer_offload} % of the optimizer's states offloaded under ZeRO {zero_stage}",
@@ -276,7 +272,6 @@ FSDP_OFFLOAD_SHARDS = AtLeast(
 FSDP_OFFLOAD_WHOLE = Requires(
     name="fsdp-offload-whole",
     sentence="optimizer_offload = 100 where parameters, gradients and optimizer states are offloaded",
-    unit="settings",
     when=(When("optimizer_offload", least=1),),
     needs=When("optimizer_offload", least=100),
     words="{optimizer_offload} % of the optimizer's states offloaded",
@@ -379,7 +374,6 @@ MEGATRON_OFFLOADED_MODULES = Refuses(
     name="megatron-offloaded-modules",
     sentence="Offloaded are modules of experts where there are experts, and of attention where every layer "
     "attends alike; no CUDA graph holds the whole step, and no layer is a Mamba block",
-    unit="conditions",
     binds=offloads_any,
     broken=_beside_offloaded_modules,
     joined_by=" and ",
@@ -393,7 +387,6 @@ MEGATRON_OFFLOADED_MODULES = Refuses(
 MEGATRON_OFFLOAD_RECOMPUTE = Requires(
     name="megatron-offload-recompute",
     sentence="no full recomputation where activations are offloaded",
-    unit="settings",
     binds=offloads_any,
     needs=When("recompute", lacks=int(Recompute.FULL)),
     words="activations offloaded of layers that are recomputed in full",
@@ -404,7 +397,6 @@ MEGATRON_OFFLOAD_RECOMPUTE = Requires(
 MEGATRON_OFFLOAD_UP_PROJECTION = Requires(
     name="megatron-offload-up-projection",
     sentence="MLA's up-projection not recomputed where core_attn is offloaded",
-    unit="settings",
     binds=lambda work: offloads(work, "core_attn"),
     needs=When("recompute", lacks=int(Recompute.MLA_UP_PROJECTION)),
     words="queries, keys and values offloaded that are recomputed as well",
@@ -415,7 +407,6 @@ MEGATRON_OFFLOAD_UP_PROJECTION = Requires(
 MEGATRON_OFFLOAD_EXPERTS = Requires(
     name="megatron-offload-experts",
     sentence="experts not recomputed where expert_fc1 or moe_act is offloaded",
-    unit="settings",
     binds=lambda work: offloads(work, "expert_fc1") or offloads(work, "moe_act"),
     needs=When("recompute", lacks=int(Recompute.EXPERTS)),
     words="activations of experts offloaded that are recomputed as well",
@@ -454,7 +445,6 @@ def offload_refuses_recompute(workload: Workload, mask: NDArray[np.int64]) -> ND
 OFFLOAD_RECOMPUTED = Requires(
     name="offload-recomputed",
     sentence="full recomputation where inputs of layers are offloaded",
-    unit="settings",
     binds=offloads_inputs,
     needs=When("recompute", has=int(Recompute.FULL)),
     words="inputs of layers offloaded that are not recomputed in full",
@@ -511,7 +501,6 @@ class HostInputs(Rule):
 OFFLOADED_PARAMETERS_ZERO = Requires(
     name="offloaded-parameters-zero",
     sentence="zero_stage = 3 where parameters are offloaded",
-    unit="settings",
     binds=lambda work: work.offload_parameters,
     needs=When("zero_stage", least=3),
     words="parameters offloaded under ZeRO {zero_stage}",

@@ -371,6 +371,7 @@ class Requires(DeclaredRule):
     """Where the conditions of `when` hold, so does `needs`."""
 
     needs: When
+    unit: str = "settings"
 
     def _over(self, table: LayoutTable) -> IntArray:
         return np.asarray(~_true_of_each(self.needs, table), dtype=np.int64)
@@ -393,6 +394,7 @@ class Excludes(DeclaredRule):
     """None of some conditions holds. Words may name those that do, {broken}; the value is their number."""
 
     conditions: tuple[Condition, ...]
+    unit: str = "conditions"
     joined_by: str = " and "
 
     def fields_read(self) -> frozenset[str]:
@@ -430,6 +432,7 @@ class Refuses(DeclaredRule):
     of_workload: ClassVar[bool] = True
     broken: Callable[[Workload], Sequence[str]] = lambda _: ("",)
     """What of a workload is refused, in words."""
+    unit: str = "conditions"
     joined_by: str = ", "
 
     def applies(self, workload: Workload) -> bool:

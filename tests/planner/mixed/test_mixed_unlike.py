@@ -22,9 +22,10 @@ from meshwright.cluster_specs.reader import MixedClusterSpec, PartSpec
 from meshwright.costmodel.rank_load import chunk_loads
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.analysis.timeline import trace_of
+from meshwright.planner.bounds.layer_split import Parts
 from meshwright.planner.launch.plan_files import mixed_files
 from meshwright.planner.mixed.document import MixedRequest, Pipeline
-from meshwright.planner.mixed.kernel import Parts, WorkCounts, ways_in_order
+from meshwright.planner.mixed.kernel import WorkCounts, ways_in_order
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, promising_rows
 from meshwright.planner.mixed.verify import mixed_faults
 from tests.planner.mixed.plain_oracle import step_times_s
