@@ -876,8 +876,8 @@ def search_exhaustively(
             # What is known of slots grows with every price: one process has all layouts of an execution then.
             end = min(start + together, size) if branch.pricing.prices_matrices else size
             part = layouts.take(slice(start, end))
-            begin = before + start
-            tasks.append(partial(_priced_in_parts, branch, part, begin, top_k, say, deadline))
+            of_part = partial(_priced_in_parts, branch, part, before + start, top_k, say)
+            tasks.append(partial(of_part, deadline=deadline))
             start, together = end, min(2 * together, _MOST_TOGETHER)
         before += size
     for part_priced in side_by_side(tasks):
@@ -902,6 +902,7 @@ def _priced_in_parts(
     first: int,
     top_k: int,
     say: Callable[[int], None],
+    *,
     deadline: float,
 ) -> _PartPriced:
     """The prices of some layouts [n], the first of which has a number; `say` is told how far they are.
