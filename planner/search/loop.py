@@ -876,7 +876,8 @@ def search_exhaustively(
             # What is known of slots grows with every price: one process has all layouts of an execution then.
             end = min(start + together, size) if branch.pricing.prices_matrices else size
             part = layouts.take(slice(start, end))
-            tasks.append(partial(_priced_in_parts, branch, part, before + start, top_k, say))
+            of_part = partial(_priced_in_parts, branch, part, before + start, top_k, say)
+            tasks.append(partial(of_part, deadline=deadline))
             start, together = end, min(2 * together, _MOST_TOGETHER)
         before += size
     for part_priced in side_by_side(tasks):
@@ -896,11 +897,23 @@ def search_exhaustively(
 
 
 def _priced_in_parts(
-    branch: Branch, layouts: Layout, first: int, top_k: int, say: Callable[[int], None]
+    branch: Branch,
+    layouts: Layout,
+    first: int,
+    top_k: int,
+    say: Callable[[int], None],
+    *,
+    deadline: float,
 ) -> _PartPriced:
-    """The prices of some layouts [n], the first of which has a number; `say` is told how far they are."""
+    """The prices of some layouts [n], the first of which has a number; `say` is told how far they are.
+
+    Behind the deadline no rule is asked either: of the many layouts left that alone takes minutes.
+    """
     every, start, size = _PartPriced(), 0, layouts.broadcast_shape()[0]
     while start < size:
+        if time.monotonic() > deadline:
+            every.is_whole = False
+            break
         end = size if branch.pricing.prices_matrices else min(start + _FIRST_TOGETHER, size)
         every.add(_part_priced(branch, layouts.take(slice(start, end)), first + start), top_k)
         say(first + end)

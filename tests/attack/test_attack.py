@@ -25,6 +25,7 @@ from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.texts import read_plan
+from meshwright.planner.request.choices import ALLOW, ALLOW_HOST, ALLOW_UNMEASURED
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.attack.draws import candidates, random_request, seconds
 from tests.places import ROOT
@@ -165,6 +166,12 @@ def _more_room(chance: random.Random, request: PlanRequest, plan: Plan) -> PlanR
     return replace(request, reserve_gib=request.reserve_gib + chance.choice((0.5, 4.0, 12.0)))
 
 
+def _more_allowed(chance: random.Random, request: PlanRequest, plan: Plan) -> PlanRequest:
+    del plan
+    words = (*ALLOW, *ALLOW_HOST, *ALLOW_UNMEASURED)
+    return replace(request, allow=(*request.allow, *chance.sample(words, 2)))
+
+
 def _another_name(chance: random.Random, request: PlanRequest, plan: Plan) -> PlanRequest:
     del chance, plan
     return _cluster(request, name="other", node_name_pattern="z{:05d}")
@@ -177,6 +184,7 @@ RELATIONS = (
     Relation("its own choices pinned", _own_choices, 0),
     Relation("another choice pinned", _other_choice, 1),
     Relation("less HBM free", _more_room, 1),
+    Relation("more allowed", _more_allowed, -1),
     Relation("another name", _another_name, 0),
 )
 

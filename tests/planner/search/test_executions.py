@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.cluster_specs.reader import load_cluster
 from meshwright.constraints.registry import rules_for
-from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InputError
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -21,6 +21,7 @@ from meshwright.planner.request.choices import ALLOW, OF_EXECUTION
 from meshwright.planner.request.executions import parse_allow, parse_without
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
+from meshwright.planner.search import loop
 from meshwright.planner.search.loop import branches_of, search_executions, search_exhaustively
 from meshwright.planner.search.pricing import Outcome
 from meshwright.planner.search.space import Space, space_of
@@ -534,3 +535,14 @@ def test_more_that_is_allowed_rules_nothing_out(
         for words in (fewer, more)
     )
     assert other.step_time_s <= one.step_time_s * (1.0 + 1e-9)
+
+
+def test_exhaustive_search_asks_no_rule_behind_its_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rules of all that was left were asked, which took minutes of a limit of ten seconds."""
+    asked_for: list[Layout] = []
+    monkeypatch.setattr(loop, "_first_broken", lambda layout, _: asked_for.append(layout))
+    branches = branches_of(asked(12), CostModelPricing)
+    outcome = search_exhaustively(branches, time_limit_s=0.0)
+    assert (outcome.status, asked_for) == ("unknown", [])
