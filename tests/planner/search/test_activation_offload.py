@@ -91,7 +91,7 @@ def compare(seed: int, hbm_gib: float) -> Outcome:
 @pytest.mark.parametrize(
     ("seed", "hbm_gib", "modules"),
     [
-        (1, 6.0, "core_attn+attn_proj"),
+        (1, 6.1, "core_attn+attn_proj"),
         pytest.param(8, 5.0, "core_attn+attn_proj+expert_fc1", marks=pytest.mark.soak),
         pytest.param(2, 5.0, OFFLOADED_MODULES[-1], marks=pytest.mark.soak),
         pytest.param(12, 8.0, "none", marks=pytest.mark.soak),
