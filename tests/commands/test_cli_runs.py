@@ -375,7 +375,15 @@ def test_output_that_is_piped_is_plain_text() -> None:
 
 @pytest.mark.slow
 def test_an_ascii_terminal_gets_ascii(tmp_path: Path) -> None:
-    rows = [{**RUN, "id": f"run {n}", "measured": {"step_time_s": float(n)}} for n in range(1, 9)]
+    rows = [
+        {
+            **RUN,
+            "id": f"run {n}",
+            "run": {**RUN["run"], "micro_batch": 1 + n % 2},
+            "measured": {"step_time_s": float(n)},
+        }
+        for n in range(1, 9)
+    ]
     path = write(tmp_path / "runs.yaml", {"runs": rows})
     done = process("validate", str(path), PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr

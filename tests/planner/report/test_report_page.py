@@ -41,7 +41,7 @@ from tests.priced_plans import priced_plan
 
 ECHARTS_6_1_0 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
 """SHA-256 of dist/echarts.min.js of the npm package."""
-VOID = {"meta", "rect", "circle", "polyline", "path"}
+VOID = {"meta", "wbr", "rect", "circle", "polyline", "path"}
 
 
 class Reader(HTMLParser):
