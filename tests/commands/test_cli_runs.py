@@ -379,7 +379,7 @@ def test_an_ascii_terminal_gets_ascii(tmp_path: Path) -> None:
         {
             **RUN,
             "id": f"run {n}",
-            "run": {**RUN["run"], "micro_batch": 1 + n % 2},
+            "run": {**RUN["run"], "micro_batch": 2 - n % 2},
             "measured": {"step_time_s": float(n)},
         }
         for n in range(1, 9)
