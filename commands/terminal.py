@@ -5,6 +5,7 @@ Only this package prints. Heavy modules are imported inside functions, so that `
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import gc
 import json
@@ -39,8 +40,9 @@ def interruptible(interrupted: threading.Event) -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt as SIGINT does, and solvers that are at work stop for either.
 
     Python acts on a signal only between two of its own instructions, so a solver would run to its end first:
-    a thread hears of the signal through a pipe and stops it. In another thread than the main one nothing is
-    changed, as signals are not delivered there.
+    a thread hears of the signal through a pipe and stops it. Where Python can raise nothing, as in a callback
+    of a compiled library, it would print KeyboardInterrupt and go on: there the interrupt comes once more. In
+    another thread than the main one nothing is changed, as signals are not delivered there.
 
     Parameters
     ----------
@@ -56,9 +58,21 @@ def interruptible(interrupted: threading.Event) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     wakeup_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     start_thread(_stop_solvers_when_told, heard, interrupted)
+    ended = threading.Event()
+    unraisable_before = sys.unraisablehook
+
+    def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            start_thread(_interrupt_soon, ended)
+        else:
+            unraisable_before(unraisable)
+
+    sys.unraisablehook = interrupt_again
     try:
         yield
     finally:
+        ended.set()
+        sys.unraisablehook = unraisable_before
         signal.set_wakeup_fd(wakeup_before)
         signal.signal(signal.SIGTERM, before)
         os.close(told)
@@ -84,8 +98,15 @@ def _stop_solvers_when_told(heard: int, interrupted: threading.Event) -> None:
     os.close(heard)
 
 
+def _interrupt_soon(ended: threading.Event) -> None:
+    """When what swallowed the first interrupt has returned, unless the command has ended by then."""
+    if not ended.wait(AGAIN_S):
+        _thread.interrupt_main()
+
+
 _JSON, _DEBUG, _WHY = "meshwright.json", "meshwright.debug", "meshwright.why"
 _BEGAN = "meshwright.began"
+AGAIN_S = 0.01
 LONGEST_WORD = 80
 USUAL_WIDTH = 80
 """Of a terminal whose width is not known, in characters."""

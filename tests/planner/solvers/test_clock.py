@@ -126,6 +126,39 @@ def test_an_interrupt_reaches_python_out_of_a_solve(name: str) -> None:
     assert done.stdout.split() == ["heard"], done.stderr
 
 
+INTERRUPTED_WHERE_NOTHING_CAN_BE_RAISED = """
+import signal, threading, time
+from meshwright.commands.terminal import interruptible
+
+class Destructor:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+with interruptible(threading.Event()):
+    try:
+        Destructor()
+        for _ in range(1000):
+            time.sleep(0.01)
+        print("swallowed")
+    except KeyboardInterrupt:
+        print("heard")
+"""
+
+
+def test_an_interrupt_comes_again_where_python_could_not_raise_it() -> None:
+    """In a destructor, as in a callback of a compiled library, Python prints it and goes on."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHERE_NOTHING_CAN_BE_RAISED],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["heard"]
+    assert done.stderr == ""
+
+
 POOL_OF_A_KILLED_PARENT = """
 import os, time
 from meshwright.planner.solvers.processes import process_pool
