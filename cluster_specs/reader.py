@@ -103,6 +103,7 @@ MOST_NODES = 131_072
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 _FILLED = ("gpus_per_node", "nvlink_domain", "nic_gbps_per_gpu")
 _MODEL_NUMBER = re.compile(r"(?!\d+(gb|w)$)[a-z]*\d{2,}[a-z]*")
+"""A word that names a GPU, as h100 or l40s, and not its memory or power, as 80gb or 500w."""
 _MEDIUM_WORDS: tuple[tuple[str, Medium], ...] = (
     ("roce", "roce"),
     ("spectrum-x", "roce"),

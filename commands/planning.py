@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -314,15 +313,12 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
     with ProgressLine("starting"):
         from meshwright.planner.analysis.neighbours import (
             neighbours,
-            parts_choices,
-            parts_neighbours,
             searches_at_once,
             single_choices,
         )
-        from meshwright.planner.mixed.document import mixed_plan_path, read_mixed_answer
+        from meshwright.planner.mixed.document import mixed_plan_path
         from meshwright.planner.plan.texts import read_feasible_plan
         from meshwright.planner.report.explain_view import explain_document, explain_view
-        from meshwright.planner.report.mixed_view import explain_parts_document, explain_parts_view
         from meshwright.planner.report.plan_words import meaning_of, meanings, rule_meaning
         from meshwright.planner.solvers.processes import on_processes
 
@@ -341,28 +337,23 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
         near = near_miss(str(plan), [name for term in meanings() for name in term.split(", ")])
         what = "neither a plan's file or folder nor a term of the glossary nor a rule"
         raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
-    # How a plan is read, what is near it, the search, the document and the view.
-    steps: list[Callable[..., Any]] = [read_feasible_plan, neighbours, single_choices]
-    steps += [explain_document, explain_view]
     mixed = mixed_plan_path(plan)
     if mixed is not None:
-        steps = [read_mixed_answer, parts_neighbours, parts_choices]
-        steps += [explain_parts_document, explain_parts_view]
-    read, changes_near, search, document, view = steps
+        explain_mixed_plan(mixed, best, as_json=as_json)
+        return
     with ProgressLine("pricing what is near"):
-        explained = read(mixed or plan)
-        if mixed is None:
-            warn_of_edits(explained)
-        changes = changes_near(explained)
+        explained = read_feasible_plan(plan)
+        warn_of_edits(explained)
+        changes = neighbours(explained)
     choices = None
-    if best or (best is None and mixed is None and searches_at_once(explained)):
+    if best or (best is None and searches_at_once(explained)):
         with ProgressLine() as progress, on_processes():
-            choices = search(explained, changes, progress)
+            choices = single_choices(explained, changes, progress)
     if as_json:
-        print_json(document(explained, changes, choices))
+        print_json(explain_document(explained, changes, choices))
     else:
         warn("warning", explained.warnings)
-        show(view(explained, changes, choices))
+        show(explain_view(explained, changes, choices))
 
 
 @click.command("compare")
@@ -487,6 +478,44 @@ def show_mixed_plan(
     if not as_json:
         say(f"\n{next_step_on_parts(result, output)}")
     return int(exit_codes.get(document.status, ExitCode.DONE))
+
+
+def explain_mixed_plan(file: Path, best: bool | None, *, as_json: bool) -> None:
+    """Shows what a plan on a mixed cluster runs where, against each part alone, and what changes would cost.
+
+    Parameters
+    ----------
+    file
+        The `mixed_plan.yaml`.
+    best
+        Whether the best plan with each single choice is searched for, which takes a search each.
+    as_json
+        Whether the document is printed.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used.
+    InfeasibleError
+        If it has no plan.
+    """
+    from meshwright.planner.analysis.neighbours import parts_choices, parts_neighbours
+    from meshwright.planner.mixed.document import read_mixed_answer
+    from meshwright.planner.report.mixed_view import explain_parts_document, explain_parts_view
+    from meshwright.planner.solvers.processes import on_processes
+
+    plan = read_mixed_answer(file)
+    with ProgressLine("pricing what is near"):
+        changes = parts_neighbours(plan)
+    choices = None
+    if best:
+        with ProgressLine() as progress, on_processes():
+            choices = parts_choices(plan, changes, progress)
+    if as_json:
+        print_json(explain_parts_document(plan, changes, choices))
+    else:
+        warn("warning", plan.warnings)
+        show(explain_parts_view(plan, changes, choices))
 
 
 def mixed_page_of(file: Path, *, sweep: str | None, calibration: Path | None) -> str:

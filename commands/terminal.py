@@ -107,6 +107,7 @@ def _interrupt_soon(ended: threading.Event) -> None:
 _JSON, _DEBUG, _WHY = "meshwright.json", "meshwright.debug", "meshwright.why"
 _BEGAN = "meshwright.began"
 AGAIN_S = 0.01
+"""Until an interrupt that was swallowed comes again: what swallowed it has returned by then."""
 LONGEST_WORD = 80
 USUAL_WIDTH = 80
 """Of a terminal whose width is not known, in characters."""

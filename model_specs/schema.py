@@ -134,9 +134,10 @@ class ModelSpec(ClosedDocument):
     rotation. Beside windows it needs `window_heads`."""
     attention: MlaSpec | None = None
     attention_output_gate: Flag = False
-    """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next) ..."""
+    """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next)."""
     attention_head_gates: Flag = left_out_at(False)
-    """... or by one number for each head, made of what the layer reads (Step 3.5, Laguna, Ling 3.0)."""
+    """What attention returns is multiplied by one number for each head, made of what the layer reads
+    (Step 3.5, Laguna, Ling 3.0)."""
     linear_attention: LinearAttentionSpec | None = None
     """Stands in place of attention in all layers but each n-th, n being `full_attention_every`."""
     mamba: Mamba2Spec | None = None

@@ -699,14 +699,14 @@ def _finished(evidence: Evidence, fitted: Fitted, rows: Sequence[RowErrors]) -> 
     peaks = [row.left_out_pct for row in rows if row.what == "memory"]
     covariance = fitted.covariance()
     symmetric = (covariance + covariance.T) / 2.0
-    found = {
+    learned = {
         "factors": factors_at(fitted.x),
         "mean": tuple(float(x) for x in fitted.x),
         "covariance": tuple(tuple(row) for row in symmetric.tolist()),
         "step_time": error_band_of(steps),
         "memory": error_band_of(peaks) if peaks else None,
     }
-    return Calibration.model_validate({**dict(evidence.draft), **found})
+    return Calibration.model_validate({**dict(evidence.draft), **learned})
 
 
 def error_band_of(left_out_pct: Sequence[float]) -> BandDoc:

@@ -9,7 +9,7 @@ known to have no bearing on the time is listed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -278,16 +278,16 @@ _OPTIM = "optim"
 
 def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> LaunchRun | None:
     """The run of a configuration of a fine-tuning stack; None for other mappings."""
-    run_of, optimizer = next(
-        (found for is_kind, *found in _STACKS if is_kind(document)), (None, "")
-    )
-    if run_of is None:
-        return None
-    if run_of is from_trainer:
-        return with_optimizer(from_trainer(document, path, gpus), document, optimizer)
-    run: LaunchRun = run_of(document, path)
-    run = with_optimizer(run, document, optimizer) if optimizer else run
-    return run if gpus is None else replace(run, settings=run.settings | {"gpus": gpus})
+    for is_kind, run_of, optimizer in _STACKS:
+        if not is_kind(document):
+            continue
+        if run_of is from_trainer:
+            return with_optimizer(from_trainer(document, path, gpus), document, optimizer)
+        run = run_of(document, path)
+        if optimizer:
+            run = with_optimizer(run, document, optimizer)
+        return run if gpus is None else replace(run, settings=run.settings | {"gpus": gpus})
+    return None
 
 
 def _torchtitan(line: CommandLine, config: Path | None, path: Path) -> LaunchRun:
@@ -328,7 +328,9 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     return document, str(beside)
 
 
-_STACKS: tuple[tuple[Any, Any, str], ...] = (
+_IsKind = Callable[[dict[str, Any]], bool]
+_RunOf = Callable[[dict[str, Any], Path], LaunchRun]
+_STACKS: tuple[tuple[_IsKind, _RunOf, str], ...] = (
     (is_llamafactory, from_llamafactory, _OPTIM),
     (is_axolotl, from_axolotl, "optimizer"),
     (is_llamafactory_v1, from_llamafactory_v1, ""),

@@ -10,6 +10,7 @@ import pytest
 from meshwright.costmodel.measured_settings import GainCorrections, GainShift, priced_settings
 from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.best_plan import expectation_by_pairs, search_with_buckets
 from meshwright.planner.plan.document import Plan
@@ -19,6 +20,7 @@ from meshwright.planner.report.plan_view import expected_by_pairs_text, expected
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.loop import search_executions
+from meshwright.planner.search.pricing import CorrectedPricing
 
 SETTINGS = (
     *("recompute selective", "recompute full", "vpp", "cuda_graph partial", "cuda_graph full"),
@@ -178,3 +180,12 @@ def test_edits_by_hand_are_found(asked: PlanRequest, plan: Plan) -> None:
 def test_pairs_of_pretraining_say_nothing_of_preferences() -> None:
     with pytest.raises(InputError, match="none is of adapters, packed samples or preferences"):
         request(objective="expected", kind="dpo")
+
+
+def test_every_price_and_bound_is_corrected() -> None:
+    """What `CorrectedPricing` takes over as it is has no seconds in it, so no price stays uncorrected."""
+    taken_over = {name for name in vars(CostModelPricing) if name[0] != "_"} - set(
+        vars(CorrectedPricing)
+    )
+    memory = {"least_memory_gib", "recomputed_memory_gib", "states_gib"}
+    assert taken_over == memory | {"workload", "overfull", "beyond_the_list"}

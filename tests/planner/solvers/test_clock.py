@@ -94,6 +94,18 @@ def test_a_solver_ends_with_the_limit_and_when_it_is_told() -> None:
     assert told.best_objective_bound < told.objective_value
 
 
+def _ended(script: str) -> subprocess.CompletedProcess[str]:
+    """A script in a process of its own, as its end left it."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 INTERRUPTED_IN_A_SOLVE = """
 import os, signal, threading
 from tests.planner.solvers.test_clock import _hard_model
@@ -115,14 +127,7 @@ with interruptible(threading.Event()):
 def test_an_interrupt_reaches_python_out_of_a_solve(name: str) -> None:
     """CP-SAT's own handler once took Ctrl-C for itself, and the search went on."""
     script = INTERRUPTED_IN_A_SOLVE.replace("{name}", name)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = _ended(script)
     assert done.stdout.split() == ["heard"], done.stderr
 
 
@@ -147,14 +152,7 @@ with interruptible(threading.Event()):
 
 def test_an_interrupt_comes_again_where_python_could_not_raise_it() -> None:
     """In a destructor, as in a callback of a compiled library, Python prints it and goes on."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_WHERE_NOTHING_CAN_BE_RAISED],
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = _ended(INTERRUPTED_WHERE_NOTHING_CAN_BE_RAISED)
     assert done.stdout.split() == ["heard"]
     assert done.stderr == ""
 
@@ -170,13 +168,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.slow
 def test_processes_end_with_a_parent_that_was_killed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", POOL_OF_A_KILLED_PARENT],
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        timeout=60,
-    )
+    done = _ended(POOL_OF_A_KILLED_PARENT)
     assert done.returncode == -signal.SIGKILL
     child = int(done.stdout)
     for _ in range(100):
@@ -213,12 +205,5 @@ cli.main(["schema", "cluster"])
 
 
 def test_an_interrupt_that_ends_in_another_error_is_still_one() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IN_AN_IMPORT],
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = _ended(INTERRUPTED_IN_AN_IMPORT)
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n"), done.stderr
