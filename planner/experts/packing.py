@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.experts.problem import Ids, Loads, Slots, SlotShape
 from meshwright.planner.solvers.clock import current_end_s, is_over, until
-from meshwright.planner.solvers.processes import end_pool, process_pool
-
-if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
-
+from meshwright.planner.solvers.processes import ProcessPool
 
 # Independent packings of one shape, solved together: a row is a layer, or one node of a layer.
 
@@ -145,26 +141,24 @@ class Crew:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool = ProcessPool(workers)
 
     def map(self, work: Callable[[Job], JobResult], jobs: Sequence[Job]) -> list[JobResult]:
         """`work` done on every job, in their order; here if there is one worker or one job."""
         if self.workers <= 1 or len(jobs) < 2:
             return [work(job) for job in jobs]
-        if self._pool is None:
-            self._pool = process_pool(self.workers)
         done = partial(_done_until, current_end_s(), work)
-        futures = [self._pool.submit(done, job) for job in jobs]
-        return [future.result() for future in futures]
+        tasks = ((index, partial(done, job)) for index, job in enumerate(jobs))
+        # What no process could do, this one does itself.
+        results = dict(self._pool.results(tasks, lambda index: work(jobs[index])))
+        return [results[index] for index in range(len(jobs))]
 
     def __enter__(self) -> Crew:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            # No job is under way, or nobody wants its result any more.
-            end_pool(self._pool)
-            self._pool = None
+        # No job is under way, or nobody wants its result any more.
+        self._pool.end()
 
 
 _BIG = 1e30

@@ -12,12 +12,11 @@ import shutil
 import socket
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -40,7 +39,7 @@ from meshwright.planner.mixed.service import figures_on_parts, make_mixed_plan, 
 from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.solvers.clock import limit_left_s, until
-from meshwright.planner.solvers.processes import end_pool, process_pool, usable_cores
+from meshwright.planner.solvers.processes import MOST_ATTEMPTS, ProcessPool, usable_cores
 
 if TYPE_CHECKING:
     import pandas
@@ -252,14 +251,13 @@ Done = tuple[int, dict[str, Any]]
 """(position of the job, what `do_job` returned)."""
 Engine = Callable[[Iterable[Task]], Iterator[Done]]
 
-MOST_ATTEMPTS = 3
 JOBS_PER_PROCESS = 250
 """After that many a worker process is replaced, so that nothing it keeps grows with the batch."""
 
 
-def given_up(fields: Mapping[str, Any], attempts: int) -> dict[str, Any]:
+def given_up(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The result of a job whose worker ended every time."""
-    words = f"its worker process ended {attempts} times (killed, or out of memory)"
+    words = f"its worker process ended {MOST_ATTEMPTS} times (killed, or out of memory)"
     return {"row": failed_row(fields, words), "files": {}, "cached": False, "seconds": 0.0}
 
 
@@ -268,8 +266,7 @@ def local_engine(workers: int, cache_folder: str | None, end_s: float = inf) -> 
 
     Jobs end at `end_s` of the monotonic clock.
 
-    A worker that ends takes the others of its pool with it: a new pool goes on with what was under way,
-    each of those jobs alone, so that the one at fault is found.
+    A job whose worker ends is done again, alone, and given up when that was so every time.
     """
 
     def here(tasks: Iterable[Task]) -> Iterator[Done]:
@@ -277,76 +274,12 @@ def local_engine(workers: int, cache_folder: str | None, end_s: float = inf) -> 
             yield position, do_job(fields, cache_folder, end_s)
 
     def pooled(tasks: Iterable[Task]) -> Iterator[Done]:
-        return _Pool(workers, cache_folder, end_s).run(tasks)
+        named = ((task, partial(do_job, dict(task[1]), cache_folder, end_s)) for task in tasks)
+        with ProcessPool(workers, JOBS_PER_PROCESS) as pool:
+            for task, done in pool.results(named, lambda task: given_up(task[1])):
+                yield task[0], done
 
     return here if workers == 1 else pooled
-
-
-class _Pool:
-    """A pool of processes that is made anew when a worker ends."""
-
-    def __init__(self, workers: int, cache_folder: str | None, end_s: float) -> None:
-        self._workers, self._cache_folder, self._end_s = workers, cache_folder, end_s
-        self._under_way: dict[Future[dict[str, Any]], Task] = {}
-        self._attempts: Counter[int] = Counter()
-        self._suspects: deque[Task] = deque()
-
-    def run(self, tasks: Iterable[Task]) -> Iterator[Done]:
-        waiting = iter(tasks)
-        pool = self._new_pool()
-        try:
-            while True:
-                self._fill(pool, waiting)
-                if not self._under_way:
-                    return
-                finished, _ = wait(self._under_way, return_when=FIRST_COMPLETED)
-                broken = False
-                for future in finished:
-                    task = self._under_way.pop(future)
-                    try:
-                        yield task[0], future.result()
-                    except BrokenProcessPool:
-                        self._suspects.append(task)
-                        broken = True
-                if broken:
-                    self._suspects.extend(self._under_way.values())
-                    self._under_way.clear()
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    pool = self._new_pool()
-                    yield from self._given_up()
-        finally:
-            # All is done, or nobody wants the rest any more.
-            end_pool(pool)
-
-    def _new_pool(self) -> ProcessPoolExecutor:
-        return process_pool(self._workers, JOBS_PER_PROCESS)
-
-    def _fill(self, pool: ProcessPoolExecutor, waiting: Iterator[Task]) -> None:
-        """Keeps every worker busy and one job waiting for each; a job under suspicion runs alone."""
-        if self._suspects:
-            if not self._under_way:
-                self._submit(pool, self._suspects.popleft())
-            return
-        while len(self._under_way) < 2 * self._workers:
-            task = next(waiting, None)
-            if task is None:
-                return
-            self._submit(pool, task)
-
-    def _submit(self, pool: ProcessPoolExecutor, task: Task) -> None:
-        future = pool.submit(do_job, dict(task[1]), self._cache_folder, self._end_s)
-        self._under_way[future] = task
-
-    def _given_up(self) -> Iterator[Done]:
-        """Counts an attempt of every suspect; those with too many are given up."""
-        suspects = list(self._suspects)
-        self._suspects.clear()
-        for task in suspects:
-            self._attempts[task[0]] += 1
-            if self._attempts[task[0]] >= MOST_ATTEMPTS:
-                yield task[0], given_up(task[1], MOST_ATTEMPTS)
-            else:
-                self._suspects.append(task)
 
 
 # The jobs of a batch on a Ray cluster. Needs `pip install meshwright[ray]` on every machine of it.
@@ -422,7 +355,7 @@ def _run(ray: Any, tasks: Iterable[Task], cache_folder: str | None) -> Iterator[
             try:
                 yield position, ray.get(reference)
             except ray.exceptions.RayError:
-                yield position, given_up(fields, MOST_ATTEMPTS)
+                yield position, given_up(fields)
 
 
 # A batch from its jobs file to its results: what is done stays done, whatever happens to the process.

@@ -9,17 +9,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, Self, TypeVar
 
 from meshwright.errors import InfeasibleError, OutOfTimeError
-
-if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
-
 
 # Threads of this package, told apart from those of a program that uses it.
 
@@ -43,6 +43,7 @@ WATCH_S = 1.0
 """Seconds between two looks at whether the parent is still there."""
 MOST_PROCESSES = 4
 """Of one command. Each holds the tables of a search, which may take half a GiB."""
+Key = TypeVar("Key")
 Result = TypeVar("Result")
 _most_processes: ContextVar[int] = ContextVar("most_processes", default=1)
 
@@ -159,7 +160,8 @@ def copies_at(
             process = context.Process(
                 target=_work, args=(turn, ends, tasks, sender, os.getpid()), daemon=True
             )
-            process.start()
+            with _interrupts_held():
+                process.start()
             sender.close()
             connections.append(receiver)
             processes.append(process)
@@ -213,28 +215,6 @@ def _work(
     sender.send(results)
 
 
-def process_pool(workers: int, most_tasks: int | None = None) -> ProcessPoolExecutor:
-    """A pool of fresh interpreters, one thread each, that leave interrupts to this process.
-
-    Parameters
-    ----------
-    workers
-        Processes.
-    most_tasks
-        Tasks after which a process is replaced; None for never.
-    """
-    # Its module takes as long to load as a small placement.
-    from concurrent.futures import ProcessPoolExecutor
-
-    return ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_prepare,
-        initargs=(os.getpid(),),
-        max_tasks_per_child=most_tasks,
-    )
-
-
 Say = Callable[[Any], None]
 """Tells whoever waits for a task how it gets on: anything that can be pickled."""
 
@@ -247,14 +227,20 @@ class Answerer:
     most_bytes
         Of memory that it, and each copy that it makes of itself, may take; None for no limit. Only where
         the system has such limits.
+
+    Attributes
+    ----------
+    connection
+        Takes tasks; says (whether it is a result, the result or what a task says).
     """
 
     def __init__(self, most_bytes: int | None = None) -> None:
         context = multiprocessing.get_context("spawn")
-        self._connection, end = context.Pipe()
+        self.connection, end = context.Pipe()
         self._process = context.Process(target=_answer_tasks, args=(end, os.getpid(), most_bytes))
         self._is_ended = False
-        self._process.start()
+        with _interrupts_held():
+            self._process.start()
         end.close()
         # This process waits for its children when it ends, and they for tasks.
         multiprocessing.util.Finalize(self, self._process.kill, exitpriority=0)
@@ -280,9 +266,9 @@ class Answerer:
         """
         end_s = time.monotonic() + limit_s
         try:
-            self._connection.send(task)
-            while self._connection.poll(max(0.0, end_s - time.monotonic())):
-                is_result, message = self._connection.recv()
+            self.connection.send(task)
+            while self.connection.poll(max(0.0, end_s - time.monotonic())):
+                is_result, message = self.connection.recv()
                 if is_result:
                     result: Result = message
                     return result
@@ -321,17 +307,137 @@ def _answer_tasks(connection: Connection, parent: int, most_bytes: int | None) -
             connection.send((True, task(lambda message: connection.send((False, message)))))
 
 
-def end_pool(pool: ProcessPoolExecutor) -> None:
-    """Ends the processes at once, whatever they are at; what they had not handed over is lost."""
-    processes = list((getattr(pool, "_processes", None) or {}).values())
-    queue = getattr(pool, "_call_queue", None)
-    for process in processes:
-        process.kill()
-    # Not cancelled: a pool whose processes are gone sets every future's exception, and must be able to.
-    pool.shutdown(wait=False)
-    if queue is not None:
-        # Else this process, when it ends, would wait for somebody to read what is in the queue.
-        queue.cancel_join_thread()
+MOST_ATTEMPTS = 3
+"""Processes that may end at a task before it is given up."""
+
+
+@dataclass
+class _Turn(Generic[Key, Result]):
+    """A task of a pool, and how many processes have ended at it."""
+
+    key: Key
+    task: Callable[[], Result]
+    attempts: int = 0
+
+
+class ProcessPool:
+    """Fresh interpreters that share out tasks, one thread each, and leave interrupts to this process.
+
+    Each has a pipe of its own and one task at a time, and is started when first needed. So a process that
+    ends takes one task with it, and all can be ended at once, whatever they are at.
+
+    Parameters
+    ----------
+    most
+        Processes.
+    most_tasks
+        Tasks after which a process is replaced.
+    """
+
+    def __init__(self, most: int, most_tasks: float = inf) -> None:
+        self._most, self._most_tasks = most, most_tasks
+        self._idle: list[Answerer] = []
+        self._at_work: dict[object, tuple[Answerer, Any]] = {}
+        self._done: Counter[Answerer] = Counter()
+
+    def results(
+        self, tasks: Iterable[tuple[Key, Callable[[], Result]]], lost: Callable[[Key], Result]
+    ) -> Iterator[tuple[Key, Result]]:
+        """The results of tasks, in the order in which they are done.
+
+        A task whose process ends is begun again, alone: it may have taken more memory than there is.
+
+        Parameters
+        ----------
+        tasks
+            With what names them; they are taken as processes become free, and can be pickled, as their
+            results can. What a task raises is raised here.
+        lost
+            What stands for the result of a task at which every process ended.
+        """
+        waiting = (_Turn(key, task) for key, task in tasks)
+        again: deque[_Turn[Key, Result]] = deque()
+        while True:
+            self._begin(waiting, again)
+            if not self._at_work:
+                return
+            for connection in wait([each.connection for each, _ in self._at_work.values()]):
+                answerer, turn = self._at_work.pop(connection)
+                try:
+                    _, (error, result) = answerer.connection.recv()
+                except (EOFError, OSError):
+                    answerer.end()
+                    turn.attempts += 1
+                    if turn.attempts < MOST_ATTEMPTS:
+                        again.append(turn)
+                    else:
+                        yield turn.key, lost(turn.key)
+                    continue
+                self._free(answerer)
+                if error is not None:
+                    raise error
+                # The process has its next task before its last result is made use of.
+                self._begin(waiting, again)
+                yield turn.key, result
+
+    def _begin(
+        self, waiting: Iterator[_Turn[Key, Result]], again: deque[_Turn[Key, Result]]
+    ) -> None:
+        """Gives tasks to all processes that are free, or one alone to which a process was lost."""
+        while len(self._at_work) < self._most and not (again and self._at_work):
+            turn = again.popleft() if again else next(waiting, None)
+            if turn is None:
+                return
+            answerer = self._idle.pop() if self._idle else Answerer()
+            self._at_work[answerer.connection] = answerer, turn
+            # One that has ended says so when it is waited for.
+            with suppress(OSError):
+                answerer.connection.send(partial(_attempt, turn.task))
+
+    def _free(self, answerer: Answerer) -> None:
+        self._done[answerer] += 1
+        if self._done[answerer] < self._most_tasks:
+            self._idle.append(answerer)
+        else:
+            del self._done[answerer]
+            answerer.end()
+
+    def end(self) -> None:
+        """Ends the processes at once, whatever they are at; what they had not handed over is lost."""
+        for answerer in (*self._idle, *(answerer for answerer, _ in self._at_work.values())):
+            answerer.end()
+        self._idle.clear()
+        self._at_work.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+
+def _attempt(task: Callable[[], Result], _: Say) -> tuple[Exception | None, Result | None]:
+    """The result of a task of a pool, or what it raised."""
+    try:
+        return None, task()
+    except Exception as error:  # noqa: BLE001 - it is raised where the result is waited for
+        return error, None
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A process that is started inside never hears of SIGINT; this one does at the end of the `with`.
+
+    Ctrl-C in a terminal goes to every process there, also to one that has just begun.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _prepare(parent: int) -> None:

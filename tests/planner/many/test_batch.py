@@ -341,7 +341,7 @@ def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:
     while process.poll() is None:
         for child in workers_of(process.pid):
             if not killed:
-                time.sleep(1.0)
+                time.sleep(0.3)
                 os.kill(child, signal.SIGKILL)
                 killed = True
         time.sleep(0.05)

@@ -159,9 +159,9 @@ def test_an_interrupt_comes_again_where_python_could_not_raise_it() -> None:
 
 POOL_OF_A_KILLED_PARENT = """
 import os, time
-from meshwright.planner.solvers.processes import process_pool
-pool = process_pool(1)
-print(pool.submit(os.getpid).result(), flush=True)
+from meshwright.planner.solvers.processes import ProcessPool
+pool = ProcessPool(1)
+print(dict(pool.results([("number", os.getpid)], str))["number"], flush=True)
 os.kill(os.getpid(), 9)
 """
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.synchronize import Event
+from pathlib import Path
 
 import pytest
 
 from meshwright.planner.solvers import processes
 from meshwright.planner.solvers.processes import (
+    MOST_ATTEMPTS,
+    ProcessPool,
     copies_at,
     copies_for,
     on_processes,
@@ -101,3 +105,39 @@ def test_a_copy_works_ahead_and_leaves_out_what_it_has_not_begun() -> None:
             ends.set()
             assert results([0], True).keys() == {0}
     assert copies_for(5) == 0
+
+
+# A pool of fresh interpreters.
+
+
+def ends_at(bad: tuple[int, ...], folder: Path, number: int) -> int:
+    """Notes that a task has begun; some end their process in the midst of it."""
+    with (folder / str(number)).open("a") as notes:
+        notes.write("begun ")
+    if number in bad:
+        os._exit(1)
+    return number * number
+
+
+def begun(folder: Path) -> Counter[str]:
+    return Counter({path.name: path.read_text().count("begun") for path in folder.iterdir()})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most_tasks", [1, 100])
+def test_a_process_that_ends_takes_one_task_with_it(tmp_path: Path, most_tasks: int) -> None:
+    tasks = ((number, partial(ends_at, (2, 5), tmp_path, number)) for number in range(7))
+    with ProcessPool(2, most_tasks) as pool:
+        results = dict(pool.results(tasks, lambda number: -number))
+    assert results == {0: 0, 1: 1, 2: -2, 3: 9, 4: 16, 5: -5, 6: 36}
+    assert begun(tmp_path) == {str(n): MOST_ATTEMPTS if n in (2, 5) else 1 for n in range(7)}
+
+
+@pytest.mark.slow
+def test_what_a_task_of_a_pool_raises_is_raised_here_and_the_rest_ends() -> None:
+    with pytest.raises(ValueError, match="three"), ProcessPool(2) as pool:
+        tasks = [(number, partial(refused, number)) for number in range(6)]
+        assert len(list(pool.results(tasks, int))) < len(tasks)
+    for process in multiprocessing.active_children():
+        process.join(10)
+        assert not process.is_alive()
