@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -135,9 +136,25 @@ def test_a_process_that_ends_takes_one_task_with_it(tmp_path: Path, most_tasks: 
 
 @pytest.mark.slow
 def test_what_a_task_of_a_pool_raises_is_raised_here_and_the_rest_ends() -> None:
-    with pytest.raises(ValueError, match="three"), ProcessPool(2) as pool:
-        tasks = [(number, partial(refused, number)) for number in range(6)]
-        assert len(list(pool.results(tasks, int))) < len(tasks)
+    tasks = [(number, partial(refused, number)) for number in range(6)]
+    with ProcessPool(2) as pool, pytest.raises(ValueError, match="three"):
+        list(pool.results(tasks, int))
     for process in multiprocessing.active_children():
         process.join(10)
         assert not process.is_alive()
+
+
+def ends_while_it_answers(size_bytes: int) -> bytes:
+    answer = bytes(size_bytes)
+    threading.Timer(0.01, os._exit, (1,)).start()
+    return answer
+
+
+@pytest.mark.slow
+def test_half_an_answer_is_none() -> None:
+    """The standard library's pool waits for the other half for ever."""
+    with ProcessPool(1) as pool:
+        results = pool.results(
+            [("large", partial(ends_while_it_answers, 300_000_000))], lambda _: b""
+        )
+        assert dict(results) == {"large": b""}
