@@ -457,6 +457,10 @@ def _topology(plan: Plan, placed: PlacedRanks, pods: list[_Pods]) -> dict[str, s
 
 
 SKYPILOT_NAMES = {
+    "a10": "A10",
+    "a10g": "A10G",
+    "a40": "A40",
+    "a100-pcie-40gb": "A100",
     "a100-pcie-80gb": "A100-80GB",
     "a100-sxm-40gb": "A100",
     "a100-sxm-80gb": "A100-80GB",
@@ -464,8 +468,10 @@ SKYPILOT_NAMES = {
     "b300-sxm": "B300",
     "gb200": "GB200",
     "gb300": "GB300",
+    "gh200-96gb": "GH200",
     "h100-sxm-80gb": "H100",
     "h200-sxm-141gb": "H200",
+    "l4": "L4",
     "l40s": "L40S",
     "rtx-6000-ada": "RTX6000-Ada",
     "rtx-a6000": "A6000",

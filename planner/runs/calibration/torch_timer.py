@@ -406,8 +406,8 @@ def devices_like(name: str, memory_gib: float, processors: int) -> list[str]:
         spec = load_device(device)
         parts = device.split("-")
         product = {word for word in parts if not _FORM.fullmatch(word)}
-        is_card = "pcie" in words
-        other_form = ("sxm" in parts and is_card) or ("pcie" in parts and not is_card)
+        is_card = "pcie" in words or "nvl" in words
+        other_form = ("sxm" in parts and is_card) or ("pcie" in parts and "pcie" not in words)
         off = abs(spec.hbm_gib / memory_gib - 1.0)
         alike = spec.sms == processors and off <= _SAME_MEMORY and not other_form
         if alike and product <= set(words):
