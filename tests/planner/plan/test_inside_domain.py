@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.reader import cluster_from_mapping
-from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.errors import InputError
 from meshwright.planner.bounds.mappings import matrices, ranks_on
@@ -214,3 +214,23 @@ def test_a_model_may_say_that_no_layout_has_a_mapping(monkeypatch: pytest.Monkey
     pins = "tp=1,cp=1,pp=1,dp=32,ep=16,micro_batch=1"
     plan = fastest_plan(in_racks(3, 5, global_batch=32, pin=pins), explained=False)
     assert plan.status in ("unknown", "infeasible")
+
+
+@pytest.mark.parametrize(("nodes", "dp", "etp"), [((1, 1), 8, 8), ((3, 5), 24, 8), ((3, 5), 16, 4)])
+def test_tensor_groups_of_experts_stay_in_their_rack(
+    nodes: tuple[int, ...], dp: int, etp: int
+) -> None:
+    """As far as racks have room: eight ranks on two nodes were priced as if in one rack wherever they were,
+    an internal error, as what was proven was not what the plan takes.
+    """
+    pins = f"tp=1,cp=1,pp=1,dp={dp},ep=1,etp={etp},micro_batch=1,zero_stage=1"
+    asked_of = in_racks(*nodes, global_batch=dp, pin=pins)
+    blocks = (BlockSpec(leaf="r0", background=0.5),)
+    cluster = asked_of.cluster.model_copy(update={"blocks": blocks})
+    request = replace(asked_of, cluster=cluster, inside_domain=())
+    plan = fastest_plan(request, explained=False)
+    assert plan.mapping is not None
+    assert plan.mapping.ranks is not None
+    racks = [cluster.nodes[node].leaf for node, _ in plan.mapping.ranks]
+    groups = [racks[first : first + etp] for first in range(0, dp, etp)]
+    assert all(len(set(group)) == 1 for group in groups) or max(nodes) * 4 < etp
