@@ -273,10 +273,15 @@ def _listed(
 ) -> Iterator[tuple[int, dict[Key, Uplink]]]:
     """Tiers inside the outermost whose blocks are listed leaves or pods, and these."""
     links = uplinks(cluster)
-    leaf_tier = len(tiers) - len(cluster.levels) + first_outside_a_leaf(cluster) - 1
+    leaf_tier = _leaf_tier(cluster, len(tiers))
     for k, blocks in ((leaf_tier, links.leaves), (leaf_tier + 1, links.pods)):
         if blocks and 0 <= k < len(tiers) - 1:
             yield k, blocks
+
+
+def _leaf_tier(cluster: ClusterSpec, tiers: int) -> int:
+    """Which of so many tiers the listed leaves are blocks of; one joins the domains where no levels are."""
+    return tiers - max(len(cluster.levels), 1) + first_outside_a_leaf(cluster) - 1
 
 
 def is_irregular(cluster: ClusterSpec) -> bool:
@@ -538,7 +543,7 @@ def _blocks_at(cluster: ClusterSpec, level: str, places: NDArray[np.int64]) -> N
     full = full_levels(cluster)
     depth = full.names.index(level)
     listed = uplinks(cluster)
-    leaf = len(full.names) - len(cluster.levels) + first_outside_a_leaf(cluster) - 1
+    leaf = _leaf_tier(cluster, len(full.names))
     named = {leaf: listed.leaves, leaf + 1: listed.pods}.get(depth)
     if not named or depth == len(full.names) - 1:
         numbers = places[:, 0] * cluster.gpus_per_node + places[:, 1]

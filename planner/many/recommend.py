@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd, isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ from meshwright.planner.drawing import Chart, LogScale, empty_chart, seconds
 from meshwright.planner.many.batch import do_job, local_engine
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.plan.training_cost import SECONDS_PER_DAY, Budget
+from meshwright.planner.request.choices import IDLE_GPUS
+from meshwright.planner.request.plan_request import parse_forbids
 from meshwright.planner.solvers.processes import usable_cores
 
 if TYPE_CHECKING:
@@ -140,6 +142,14 @@ class SizedPlan:
         return nowhere_worse and costs != other_costs
 
 
+def misses_for_sure(plan: SizedPlan, target_s: float | None) -> bool:
+    """Whether it is proven that no plan of a size takes at most so many seconds."""
+    bound_s = plan.row.get("lower_bound_s")
+    if not plan.has_plan:
+        return plan.row.get("status") == "infeasible"
+    return bound_s is not None and target_s is not None and bound_s > target_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
     """For each cluster the fewest GPUs that reach the target, and the sweep."""
@@ -155,10 +165,7 @@ class Recommendation:
 
     def misses_for_sure(self, plan: SizedPlan) -> bool:
         """Whether it is proven that no plan of a size reaches the target."""
-        bound_s, target_s = plan.row.get("lower_bound_s"), self.request.target_s
-        if not plan.has_plan:
-            return plan.row.get("status") == "infeasible"
-        return bound_s is not None and target_s is not None and bound_s > target_s
+        return misses_for_sure(plan, self.request.target_s)
 
     def to_frame(self) -> pandas.DataFrame:
         """Every size that was looked at, as a table of pandas: those that reach the target, then those that
@@ -295,7 +302,8 @@ def sweep_svg(answer: Recommendation) -> str:
 #
 # Let t(n) be the step time of the best plan on up to n GPUs. Such a plan may leave some idle, so t never
 # rises with n: bisection over the sizes finds the fewest n with t(n) <= target, and the next smaller size,
-# planned to its optimum too, proves it.
+# planned to its optimum too, proves it. Where none may be idle, no size below that n reaches the target, and
+# those from n on are planned one after the other.
 
 
 Progress = Callable[[str], None]
@@ -391,16 +399,34 @@ class _SizePlanner:
         self._plans: dict[_Task, SizedPlan] = {}
 
     def fewest(self, name: str, target_s: float) -> tuple[SizedPlan, SizedPlan | None]:
-        """(the smallest size that reaches the target, or the largest, if none does; the next smaller one)."""
-        sizes = self._sizes(name)
-        largest = self._plan(name, sizes[-1])
-        if largest.step_time_s > target_s:
-            return largest, None
+        """(the smallest size that reaches the target, or the largest, if none does; the next smaller one).
+
+        Of smaller ones that were planned one after the other, it is the first that may reach it after all.
+        """
+        sizes, falling = self._sizes(name), self._leaving_gpus_idle()
+        if falling._plan(name, sizes[-1]).step_time_s > target_s:
+            return self._plan(name, sizes[-1]), None
         index = bisect_left(
-            sizes, True, key=lambda size: self._plan(name, size).step_time_s <= target_s
+            sizes, True, key=lambda size: falling._plan(name, size).step_time_s <= target_s
         )
-        smaller = self._plan(name, sizes[index - 1]) if index else None
-        return self._plan(name, sizes[index]), smaller
+        smaller = falling._plan(name, sizes[index - 1]) if index else None
+        for size in sizes[index:]:
+            plan = self._plan(name, size)
+            if plan.step_time_s <= target_s:
+                return plan, smaller
+            if smaller is None or misses_for_sure(smaller, target_s):
+                smaller = plan
+        return plan, None
+
+    def _leaving_gpus_idle(self) -> _SizePlanner:
+        """The same plans with fewer GPUs allowed, whose steps never rise with the size."""
+        texts = self._request.plan.get("forbid", ())
+        words = parse_forbids([texts] if isinstance(texts, str) else texts)
+        if IDLE_GPUS not in words:
+            return self
+        others = tuple(word for word in words if word != IDLE_GPUS)
+        request = replace(self._request, plan={**self._request.plan, "forbid": others})
+        return _SizePlanner(request, self._clusters, self._progress)
 
     def sweep(self) -> list[SizedPlan]:
         """Every cluster at every size of the sweep, with every reserve."""

@@ -467,7 +467,9 @@ def _rank_orders(cluster: ClusterSpec, layout: Layout) -> Iterator[IntArray]:
     orders = list(permutations([axis for axis in AXES[1:] if degrees[axis] > 1]))
     nested = [_nested_positions(degrees, order) for order in orders]
     yield from _stages_on_nodes(free_gpus_of(cluster), layout)
-    for run in free_gpus_of(cluster).runs(tp, world // tp, slot_sizes(cluster, layout)):
+    for run in free_gpus_of(cluster).runs(
+        tp, world // tp, slot_sizes(cluster, replace(layout, etp=1))
+    ):
         yield from (run.gpus[positions] for positions in nested)
         yield from (run.gpus[positions] for positions in _matrix_positions(degrees, run))
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import gcd, prod
+from math import gcd, lcm, prod
 from typing import Literal, Protocol
 
 import numpy as np
@@ -383,17 +383,24 @@ class Instance:
 
 
 def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
-    """Axes nested in Megatron's default order, tensor groups first, as far as a slot holds them."""
+    """Axes nested in Megatron's default order, tensor groups first, as far as a slot holds them.
+
+    Raises InfeasibleError where it does not hold tensor groups whole, of experts too: what reaches how far is
+    asked of the other axes alone.
+    """
     rest = slot_gpus
     degrees: dict[str, int] = {}
     for axis in AXES:
         degrees[axis] = gcd(int(getattr(layout, axis)), rest)
         rest //= degrees[axis]
-    if rest > 1 or degrees["tp"] != int(layout.tp):
+    inside = Inside(**degrees)
+    is_cut = inside.tp != int(layout.tp) or inside.tp * inside.cp * inside.dp % int(layout.etp)
+    if rest > 1 or is_cut:
         raise InfeasibleError(
-            f"slots of {slot_gpus} GPUs cannot hold tp {int(layout.tp)} and whole parts of the other axes"
+            f"slots of {slot_gpus} GPUs cannot hold tp {int(layout.tp)}, etp {int(layout.etp)} and whole "
+            "parts of the other axes"
         )
-    return Inside(**degrees)
+    return inside
 
 
 def whole_groups_in(layout: Layout, inside: Inside) -> int:
@@ -413,12 +420,13 @@ def whole_groups_in(layout: Layout, inside: Inside) -> int:
 
 def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
     """GPUs that a slot may have, largest first: a node, a part of one, or the nodes of a tensor group."""
-    per_node, tp, world = cluster.gpus_per_node, int(layout.tp), int(layout.gpus)
-    if tp > per_node:
-        return [tp] if tp % per_node == 0 else []
+    per_node, world = cluster.gpus_per_node, int(layout.gpus)
+    group = lcm(int(layout.tp), int(layout.etp))
+    if group > per_node:
+        return [group] if group % per_node == 0 else []
     sizes = []
-    for size in range(per_node, tp - 1, -1):
-        if size % tp == 0 and world % size == 0:
+    for size in range(per_node, group - 1, -1):
+        if size % group == 0 and world % size == 0:
             try:
                 inside_slot(layout, size)
             except InfeasibleError:

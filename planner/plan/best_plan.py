@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,12 +58,25 @@ from meshwright.planner.solvers.processes import side_by_side
 # it returns are told which one that is.
 
 
+class SearchSettings(TypedDict, total=False):
+    """What `search_with_buckets` hands on to `search_executions`, which says what it is."""
+
+    on_first: Callable[[Priced], None] | None
+    begin_with: Layout | None
+    run_as: Execution | None
+    counts: bool
+    most_priced: int | None
+    params: SearchParams | None
+    sought: Sought
+    known_survey: KnownSurvey | None
+
+
 def search_with_buckets(
     request: PlanRequest,
     progress: Progress | None = None,
     *,
     own_buckets: bool = False,
-    **settings: Any,
+    **settings: Unpack[SearchSettings],
 ) -> Outcome:
     """The best layouts of a request, with the best size of their gradient buckets.
 

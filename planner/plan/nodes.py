@@ -279,42 +279,78 @@ def decide_on_nodes(
     given = request
     request = replace(request, cluster=_for_any_gpus(request))
     cluster = request.cluster
-    settle = partial(decide_on_idle_gpus, searched=searched, compares=compares)
     if not is_irregular(cluster):
-        return NodeDecision(request=request, settled=settle(request, later=later))
+        settled = decide_on_idle_gpus(request, searched, compares=compares, later=later)
+        return NodeDecision(request=request, settled=settled)
     usable = _without_full_links(cluster)
-    gpus = min(request.gpus, usable.gpus)
+    on = partial(_on_nodes, searched=searched, compares=compares)
+    with within(request.time_limit_s):
+        if usable.gpus >= request.gpus:
+            best = on(request, usable)
+        elif "idle-gpus" in request.forbids:
+            best, usable = on(request, cluster), cluster
+        else:
+            best, usable = _with_full_links_or_without(request, usable, on, searched)
+    return replace(_as_asked(given, best), note=_note(given, best.request, usable))
+
+
+def _with_full_links_or_without(
+    request: PlanRequest,
+    usable: ClusterSpec,
+    on: Callable[[PlanRequest, ClusterSpec], NodeDecision],
+    searched: Searched,
+) -> tuple[NodeDecision, ClusterSpec]:
+    """The best on all GPUs that are asked for or on the fewer ones whose links have room, and of which
+    cluster it takes them.
+
+    The search of either says nothing of other nodes: what no choice of whole nodes beats is the bound, and
+    parts of nodes have none. Where there is no plan on all of them, there is none on fewer.
+    """
+    shares, decisions = Shares(3), []
+    for cluster in (request.cluster, usable):
+        with within(shares.next_s()):
+            asked = replace(request, gpus=min(request.gpus, cluster.gpus))
+            decisions.append((on(asked, cluster), cluster))
+    best, taken = min(decisions, key=lambda each: _seconds(each[0]))
+    floor_s = None
+    if best.settled.outcome.best and not _takes_parts(request.cluster, request.gpus):
+        floor_s = _in_one_leaf(replace(request, time_limit_s=shares.next_s()), searched)
+    outcome = _bounded(best, floor_s)
+    return replace(best, settled=replace(best.settled, outcome=outcome)), taken
+
+
+def _on_nodes(
+    request: PlanRequest, usable: ClusterSpec, searched: Searched, *, compares: bool
+) -> NodeDecision:
+    """The best on so many GPUs of those that are usable, all of the request's or some."""
+    gpus = request.gpus
     if usable.takes_any_gpus or _takes_parts(usable, gpus):
-        asked = replace(request, gpus=gpus)
-        with within(request.time_limit_s):
-            best = _with_part_filled(asked, usable, searched, compares=compares)
-        return replace(_as_asked(given, best), note=_note(given, best.request, usable))
+        return _with_part_filled(request, usable, searched, compares=compares)
     choices, complete = _choices(usable, gpus)
-    others = usable is not cluster or len(choices) > 1 or not complete
+    others = usable is not request.cluster or len(choices) > 1 or not complete
     # One search for the bound, two for a mapping over everything free where that is asked for below.
     over_all = not complete and len(choices) > 1
     shares = Shares(len(choices) + (1 if others else 0) + (2 if over_all else 0))
     floor_s = None
     if others:
-        asked = replace(request, gpus=gpus, time_limit_s=shares.next_s())
-        floor_s = _in_one_leaf(asked, searched)
+        floor_s = _in_one_leaf(replace(request, time_limit_s=shares.next_s()), searched)
     decisions: list[NodeDecision] = []
     for nodes in choices:
-        asked = replace(request, cluster=nodes, gpus=gpus, time_limit_s=shares.next_s())
-        decisions.append(NodeDecision(request=asked, settled=settle(asked)))
+        asked = replace(request, cluster=nodes, time_limit_s=shares.next_s())
+        settled = decide_on_idle_gpus(asked, searched, compares=compares)
+        decisions.append(NodeDecision(request=asked, settled=settled))
         best = min(decisions, key=_seconds)
         if floor_s is not None and _seconds(best) <= floor_s * CLOSE:
             complete = False
             break
     else:
         if over_all:
-            asked = replace(request, cluster=usable, gpus=gpus)
+            asked = replace(request, cluster=usable)
             decisions += _on_nodes_of_all(asked, searched, shares)
             best = min(decisions, key=_seconds)
-    complete = complete and usable is cluster
+    complete = complete and usable is request.cluster
     outcome = _with_bound(best, decisions, floor_s, complete)
-    decision = replace(best, settled=replace(best.settled, outcome=outcome))
-    return replace(_as_asked(given, decision), note=_note(given, best.request, usable))
+    return replace(best, settled=replace(best.settled, outcome=outcome))
 
 
 def _for_any_gpus(request: PlanRequest) -> ClusterSpec:

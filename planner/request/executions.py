@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -111,26 +112,31 @@ def with_shardings(
     }
     if not narrow:
         return options
+
+    @cache
+    def declared(execution: Execution) -> tuple[Workload, tuple[DeclaredRule, ...]]:
+        workload = workload_of(execution)
+        rules = (rule for rule in rules_for(workload) if isinstance(rule, DeclaredRule))
+        return workload, tuple(rules)
+
+    def broken(pair: tuple[int, int], **run: Any) -> set[str]:
+        """Rules that a sharding breaks, whatever the layout beside it."""
+        workload, rules = declared(Execution(**{**options.fixed, **run}))
+        layout = Layout(zero_stage=pair[0], optimizer_offload=pair[1])
+        plan = FinishedPlan(workload=workload, layout=layout, stages=((workload.model.layers,),))
+        return {rule.name for rule in rules if rule.check(plan) is not None}
+
     sharded = {}
     for recipe, pair in product(options.values["fp8_recipe"], pairs):
         taken = {name: BY_NAME[name].plain for name in narrow}
+        before = broken(pair, fp8_recipe=recipe, **taken)
         for name, value in narrow.items():
-            runs = (taken, {**taken, name: value})
-            broken, still = (
-                _broken(workload_of(Execution(fp8_recipe=recipe, **{**options.fixed, **run})), pair)
-                for run in runs
-            )
-            taken = runs[still <= broken]
+            narrower = {**taken, name: value}
+            still = broken(pair, fp8_recipe=recipe, **narrower)
+            if still <= before:
+                taken, before = narrower, still
         sharded[(recipe, *pair)] = taken
     return replace(options, sharded=sharded)
-
-
-def _broken(workload: Workload, pair: tuple[int, int]) -> set[str]:
-    """Rules that a sharding breaks, whatever the layout beside it."""
-    layout = Layout(zero_stage=pair[0], optimizer_offload=pair[1])
-    plan = FinishedPlan(workload=workload, layout=layout, stages=((workload.model.layers,),))
-    declared = (rule for rule in rules_for(workload) if isinstance(rule, DeclaredRule))
-    return {rule.name for rule in declared if rule.check(plan) is not None}
 
 
 def execution_options(

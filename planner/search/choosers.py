@@ -377,6 +377,9 @@ class SlotChooser(Chooser):
         choice = solve(built, self._seed, time_limit_s)
         if choice.status in ("unknown", "feasible"):
             raise OutOfTimeError
+        if choice.status == "infeasible" and not best and self._routing is None:
+            self.settle(chosen, cutoff_s)  # no mapping is what any of them asks for
+            return None
         if choice.status == "infeasible" or choice.value is None:
             raise InternalError("layouts that every rule accepts one by one were refused together")
         if choice.layout >= len(chosen):

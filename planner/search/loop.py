@@ -231,10 +231,8 @@ class LayoutSearch:
             status = "feasible" if self._best else "unknown"
             return self._outcome(status, bound_s if bound_s > 0 else None)
         bound_s = min(self._least_known_s, self._unpriced_s)
-        if not self._best and self._sought.below_s < inf:
-            return self._outcome("unknown", bound_s)
         if not self._best:
-            return self._outcome("infeasible", None)
+            return self._outcome("infeasible" if bound_s == inf else "unknown", bound_s)
         is_proven = bound_s >= self._price_s * (1 - 1e-9)
         return self._outcome("optimal" if is_proven else "feasible", bound_s)
 
@@ -690,8 +688,7 @@ class LayoutSearch:
 
     def _look_beyond_the_lists(self) -> None:
         """Closes the mappings that no list has, as far as it goes: their bound decides on the proof."""
-        closes = self._least_known_s < inf and not self._sought.listed_only
-        for branch in self._branches if closes else ():
+        for branch in () if self._sought.listed_only else self._branches:
             for priced in branch.pricing.beyond_the_list(self._least_known_s):
                 self._take(replace(priced, execution=branch.execution_of(priced.layout)))
 
@@ -883,15 +880,15 @@ def search_exhaustively(
     for part_priced in side_by_side(tasks):
         found.add(part_priced, top_k)
     best = found.best
-    is_bounded = best and found.is_whole
-    bound_s = min(best[0][0], found.undecided_s, found.unlisted_s) if is_bounded else None
-    status = "infeasible" if found.is_whole else "unknown"
+    unpriced_s = min(found.undecided_s, found.unlisted_s) if found.is_whole else 0.0
+    bound_s = min(best[0][0] if best else inf, unpriced_s)
+    status = "infeasible" if bound_s == inf else "unknown"
     if best:
         status = "optimal" if bound_s == best[0][0] else "feasible"
     return Outcome(
         status=status,
         best=tuple(priced for _, _, priced in best),
-        lower_bound_s=bound_s,
+        lower_bound_s=bound_s if 0 < bound_s < inf else None,
         certificate=found.certificate,
     )
 

@@ -83,6 +83,26 @@ def test_the_fewest_are_those_of_trying_all(
     assert below.step_time_s > target_s
 
 
+@pytest.mark.slow
+def test_the_fewest_of_which_none_is_idle_are_those_of_trying_all(kept: Path) -> None:
+    """12 sequences: 8, 16 and 24 GPUs have no plan, by which smaller ones were said to reach nothing."""
+    plan = {**PLAN, "global_batch": 12, "pin": f"{PINS},tp=1", "forbid": "idle-gpus"}
+    fields = {**plan, "name": "x", "model": "llama-3.2-1b", "cluster": "dgx-h100"}
+    step_s = {
+        size: do_job({**fields, "gpus": size}, str(kept))["row"].get("step_time_s") or float("inf")
+        for size in SIZES
+    }
+    assert step_s[8] == step_s[16] == step_s[24] == float("inf")
+    for target_s in (step_s[4], step_s[2], 1.01 * step_s[1], 0.9 * step_s[4]):
+        answer = plan_sizes(
+            wish(kept, plan=plan, model="llama-3.2-1b", step_time_s=target_s), quiet
+        )
+        fewest = min((size for size in SIZES if step_s[size] <= target_s), default=None)
+        assert [each.gpus for each in answer.reached] == ([] if fewest is None else [fewest])
+        proven = recommendation_document(answer)["proven_fewest"]
+        assert proven == ({} if fewest is None else {"dgx-h100": True})
+
+
 def test_tokens_per_second_are_a_step_time(kept: Path, step_s: dict[int, float]) -> None:
     rate = 64 * 2048 / step_s[16]
     (point,) = plan_sizes(wish(kept, tokens_per_s=rate * 0.999), quiet).reached

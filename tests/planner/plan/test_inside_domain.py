@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.reader import cluster_from_mapping
-from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.errors import InputError
 from meshwright.planner.bounds.mappings import matrices, ranks_on
 from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping import joint
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
@@ -148,3 +150,87 @@ def test_nodes_where_no_mapping_keeps_experts_inside_have_no_plan() -> None:
     )
     assert plan.layout is None
     assert plan.status == "infeasible"
+
+
+def in_racks(*nodes: int, **options: Any) -> PlanRequest:
+    """OLMoE on so many nodes of each rack of GB200, listed without levels; experts stay in their rack."""
+    cluster = cluster_from_mapping(
+        {
+            "name": "racks",
+            "base": "gb200-nvl72",
+            "nodes": [
+                {"name": f"r{rack}-{node}", "leaf": f"r{rack}"}
+                for rack, count in enumerate(nodes)
+                for node in range(count)
+            ],
+        }
+    )
+    return read_request(
+        model="olmoe-1b-7b",
+        cluster=cluster,
+        gpus=4 * sum(nodes),
+        seq_len=4096,
+        inside_domain="ep",
+        without="ep-overlap,tp-overlap,cuda-graph",
+        **options,
+    )
+
+
+def test_racks_without_levels_are_domains_of_their_own() -> None:
+    """Three nodes of each of two racks: priced as one NVLink domain of 24, an internal error ended it."""
+    levels = fabric_levels(in_racks(3, 3, global_batch=24).cluster, 24)
+    assert dict(zip(levels.names, levels.blocks.tolist(), strict=True)) == {
+        "nvlink": 12,
+        "fabric": 24,
+    }
+    pins = "tp=1,cp=1,pp=1,dp=24,micro_batch=1,zero_stage=1"
+    assert fastest_plan(in_racks(3, 3, global_batch=24, pin=f"{pins},ep=4")).status == "optimal"
+    refused = in_racks(3, 3, global_batch=24, pin=f"{pins},ep=8")
+    assert fastest_plan(refused, explained=False).status == "infeasible"
+
+
+@pytest.mark.parametrize("method", ["cp-sat", "exhaustive"])
+def test_nothing_is_called_infeasible_of_which_no_mapping_was_decided(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 ranks go together into the second rack, in another order than that of hosts; without work to look
+    for it, a model of all may still have it.
+    """
+    request = in_racks(
+        3,
+        5,
+        global_batch=16,
+        pin="tp=1,cp=1,pp=1,dp=16,ep=16,micro_batch=1,zero_stage=1,recompute=none",
+        method=method,
+    )
+    assert fastest_plan(request).status == "optimal"
+    monkeypatch.setattr(joint, "ALL_WORK", 0.0)
+    assert fastest_plan(request).status == ("feasible" if method == "cp-sat" else "unknown")
+
+
+def test_a_model_may_say_that_no_layout_has_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two groups of 16 are in racks of 12 and 20; the model's word for it ended in an internal error."""
+    monkeypatch.setattr(joint, "ALL_WORK", 0.0)
+    pins = "tp=1,cp=1,pp=1,dp=32,ep=16,micro_batch=1"
+    plan = fastest_plan(in_racks(3, 5, global_batch=32, pin=pins), explained=False)
+    assert plan.status in ("unknown", "infeasible")
+
+
+@pytest.mark.parametrize(("nodes", "dp", "etp"), [((1, 1), 8, 8), ((3, 5), 24, 8), ((3, 5), 16, 4)])
+def test_tensor_groups_of_experts_stay_in_their_rack(
+    nodes: tuple[int, ...], dp: int, etp: int
+) -> None:
+    """As far as racks have room: eight ranks on two nodes were priced as if in one rack wherever they were,
+    an internal error, as what was proven was not what the plan takes.
+    """
+    pins = f"tp=1,cp=1,pp=1,dp={dp},ep=1,etp={etp},micro_batch=1,zero_stage=1"
+    asked_of = in_racks(*nodes, global_batch=dp, pin=pins)
+    blocks = (BlockSpec(leaf="r0", background=0.5),)
+    cluster = asked_of.cluster.model_copy(update={"blocks": blocks})
+    request = replace(asked_of, cluster=cluster, inside_domain=())
+    plan = fastest_plan(request, explained=False)
+    assert plan.mapping is not None
+    assert plan.mapping.ranks is not None
+    racks = [cluster.nodes[node].leaf for node, _ in plan.mapping.ranks]
+    groups = [racks[first : first + etp] for first in range(0, dp, etp)]
+    assert all(len(set(group)) == 1 for group in groups) or max(nodes) * 4 < etp

@@ -103,6 +103,63 @@ def test_a_leaf_that_others_fill_is_left_out() -> None:
     assert str(leaf) in plan.left_out
 
 
+def of_three_nodes(background: float, gpus: int = 24) -> PlanRequest:
+    """32B on nodes of A100 of 40 GB, each on a leaf of its own; others use some of the links of one."""
+    leaves = ({"name": "leaf", "gpus": 8}, {"name": "core", "gpus": 256})
+    cluster = cluster_from_mapping(
+        {
+            "name": "three leaves",
+            "base": "dgx-a100-40gb",
+            "levels": list(leaves),
+            "nodes": [{"name": f"n-{leaf}", "leaf": leaf} for leaf in "abc"],
+            "blocks": [{"leaf": "c", "background": background}],
+        }
+    )
+    return read_request(
+        model="qwen3-32b",
+        cluster=cluster,
+        gpus=gpus,
+        global_batch=48,
+        seq_len=4096,
+        pin="tp=8,micro_batch=1",
+        without="tp-overlap",
+    )
+
+
+def test_leaves_that_others_fill_are_not_left_out_where_the_rest_is_too_few() -> None:
+    """16 of 24 GPUs took 15.7 s, which was the bound too; all of them take less."""
+    plan = fastest_plan(of_three_nodes(0.9))
+    on_two = fastest_plan(limited(of_three_nodes(0.9, 16), "n-a,n-b"))
+    free = fastest_plan(of_three_nodes(0.0))
+    assert seconds(free) < seconds(plan) < 0.8 * seconds(on_two)
+    assert plan.inputs.gpus == 24
+    assert plan.left_out is None
+    bound_s = plan.objective.lower_bound_s
+    assert bound_s is not None
+    assert bound_s <= seconds(free) * (1 + 1e-9)
+
+
+def test_what_the_rest_is_too_small_for_is_not_called_infeasible() -> None:
+    """Without the memory of hosts two nodes do not hold it, and three do."""
+    request = replace(of_three_nodes(0.9), forbids=("optimizer-offload",))
+    on_two = fastest_plan(limited(request, "n-a,n-b"), explained=False)
+    assert on_two.status == "infeasible"
+    assert fastest_plan(request).status == "feasible"
+
+
+def test_gpus_that_may_not_idle_are_not_left_out_for_their_links() -> None:
+    plan = fastest_plan(replace(of_three_nodes(0.9), forbids=("idle-gpus",)))
+    assert plan.layout is not None
+    assert plan.inputs.gpus == 24
+    assert plan.idle is None
+
+
+def limited(request: PlanRequest, nodes: str) -> PlanRequest:
+    """The same on some of the nodes."""
+    cluster = limited_to_nodes(request.cluster, nodes)
+    return replace(request, cluster=cluster, gpus=cluster.gpus)
+
+
 def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = scattered_cluster(random.Random(4), leaves=2, per_leaf=3, free=6)
     named = limited_to_nodes(cluster, "n0-[00-01],n1-02")
