@@ -56,8 +56,8 @@ PUBLISHED = {
     "gemma-3-4b": 3_884e6,  # language part, Gemma 3 report, arXiv 2503.19786, table 1: 675M and 3,209M
     "gemma-4-12b": 11_907_350_272,  # built; 12B on the hub
     "gemma-4-26b-a4b": 25_233_141_760,  # built; 25.2B on the model card
-    "gemma-4-e2b": 4_628_569_344,  # built, text alone; 5.1B with both encoders on the model card
-    "gemma-4-e4b": 7_463_013_376,  # built, text alone; 8B with both encoders on the model card
+    "gemma-4-e2b": 4_628_569_344,  # built, text alone
+    "gemma-4-e4b": 7_463_013_376,  # built, text alone
     "gemma-4-31b": 30_697_345_280,  # built; 30.7B on the model card
     "glm-5": 743_911_218_432,  # built; 744B in its release notes (Z.ai, February 2026)
     "glm-5.2": 743_377_019_904,  # built: 57 layers without an indexer of 9,371,904
@@ -947,7 +947,7 @@ def test_last_layers_of_small_gemma_4_reuse_keys_and_values() -> None:
     inputs = 35 * (262_144 * 256 + 3 * 1536 * 256) + 256
     around = 262_144 * 1536 + 1536 + 35 * 5 * 1536
     assert parameter_count(model) == attention + feed_forward + inputs + around
-    # 2.3B effective parameters on the model card: those without the tables of layers.
+    # Two billion effective parameters (ai.google.dev/gemma/docs/core): those without the tables of layers.
     assert active_parameter_count(model, input_embedding=False) == 2_279_758_848
     narrow = read(config("gemma-4-e4b"))
     assert (narrow.reusing_ffn_hidden, narrow.widest_feed_forward) == (None, 10_240)
