@@ -364,7 +364,7 @@ def _attention(model: ModelSpec) -> dict[str, object]:
         said["window"] = f"{model.sliding_window - 1},0"
         said["full_attention_every"] = model.full_attention_every or None
         if model.attention_order is not None:
-            said["full_attention_every"] = layer_list(model.attention_order, WINDOWED)
+            said["full_attention_every"] = layer_list(model.attention_order.upper(), WINDOWED)
     return said
 
 
