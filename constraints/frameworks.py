@@ -381,11 +381,12 @@ PATTERN_OF_LATENT = Refuses(
 
 WHOLE_WINDOW_HEADS = AtMost(
     name="fsdp2-window-heads",
-    sentence="tp <= 1 where layers with a window have heads of their own",
+    sentence="tp <= 1 where kinds of layers have heads of their own, reuse keys or read further inputs",
     unit="tensor-parallel ranks",
-    binds=lambda work: work.model.window_heads is not None,
+    binds=lambda work: bool(work.model.kinds_apart or work.model.layer_inputs),
     value=of("tp"),
-    words="tp {tp} for layers with a window that have heads of their own (window_heads)",
+    words="tp {tp} for layers with heads of their own by kind (window_heads), or that reuse keys and values "
+    "(attention_order) or read inputs of their own (layer_inputs)",
     remedy="Set tp to 1, and shard with dp.",
 )
 """By choice: the plan of transformers cuts them (transformers 5.23, models/gemma4/configuration_gemma4.py,
@@ -794,19 +795,27 @@ def no_latent_experts(framework: Framework) -> Rule:
 
 
 def no_window_heads(framework: Framework) -> Rule:
-    """The rule of a framework that is planned with one set of heads for all layers."""
+    """The rule of a framework that is planned with one set of heads for all layers, and no more inputs."""
 
     def broken(workload: Workload) -> list[str]:
-        heads = workload.model.window_heads
-        words = "{} layers with a window and {} heads, {} key-value heads of {} (window_heads)"
-        model = workload.model
-        layers, of_each = model.windowed_layers, model.in_windows.heads
-        if heads is None:
-            return []
-        return [words.format(layers, of_each, heads.kv_heads, heads.head_dim)]
+        model, heads = workload.model, workload.model.window_heads
+        missing = []
+        if heads is not None:
+            words = "{} layers with a window and {} heads, {} key-value heads of {} (window_heads)"
+            layers, of_each = model.windowed_layers, model.in_windows.heads
+            missing.append(words.format(layers, of_each, heads.kv_heads, heads.head_dim))
+        reusing = sum(letter.islower() for letter in model.attention_order or "")
+        if reusing and model.indexer is None:
+            missing.append(f"{reusing} layers that reuse keys and values (attention_order)")
+        if model.layer_inputs is not None:
+            words = "{} elements that each layer reads of a token table of its own (layer_inputs)"
+            missing.append(words.format(model.layer_inputs))
+        return missing
 
     having = [each.name for each in RECORDS if each.window_heads is not None]
-    says = "Plans are of models whose layers all have the same heads, under a window or not"
+    says = (
+        "Plans are of models whose layers have the same heads, windows or not, and one input alone"
+    )
     return _not_planned(framework, "window-heads", says, broken, having)
 
 

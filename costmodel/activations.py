@@ -35,7 +35,7 @@ from meshwright.costmodel.workload import (
     swaps_heads,
 )
 from meshwright.frameworks.catalog import input_offload
-from meshwright.model_specs.adapters import LATENT_DOWN, LATENT_UP
+from meshwright.model_specs.adapters import INPUTS_BACK, INPUTS_GATE, LATENT_DOWN, LATENT_UP
 from meshwright.model_specs.blocks import AttentionShares, BlockShares
 from meshwright.model_specs.schema import ModelSpec
 
@@ -254,10 +254,8 @@ def activation_bytes_per_layer(
         the layer is fully recomputed.
     """
     model, mask = workload.model, np.asarray(layout.recompute)
-    if model.window_heads is not None:
-        return _of_both_kinds(
-            workload, layout, attention or model.attention_shares, experts, blocks
-        )
+    if model.kinds_apart:
+        return _of_each_kind(workload, layout, attention or model.attention_shares, experts, blocks)
     sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
     by_operators = (mask & int(Recompute.OPERATORS)) != 0
     block_input = 2.0 * model.hidden / sequence
@@ -296,32 +294,49 @@ def activation_bytes_per_layer(
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
         saved = saved + _quantised_besides(model, layout, narrow, shares)
     inputs = tokens * 2.0 * model.hidden / sequence
+    of_layer, of_all = _layer_inputs_saved(workload)
+    saved = saved + of_layer + of_all
     if offloads_inputs(workload):
-        return tokens * saved, 0.0 * inputs
+        return tokens * saved, tokens * of_all
+    inputs = inputs + tokens * of_all
     if offloads_any(workload):
         plain_tokens = rank_tokens(workload, layout)
         saved = saved - _offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
     return tokens * saved, inputs
 
 
-def _of_both_kinds(
+def _layer_inputs_saved(workload: Workload) -> tuple[float, float]:
+    """Bytes a token of a layer with inputs of its own, and those that recomputing the layer does not spare.
+
+    What the gate reads, what it returns, its activation and the product with the input; outside of the layer
+    the input itself and, where it is trained, two tensors of 32 bits that its norm keeps.
+    """
+    model, trained = workload.model, not frozen(workload)
+    width = model.layer_inputs
+    if width is None:
+        return 0.0, 0.0
+    gate, back = (keeps_input(workload, name) for name in (INPUTS_GATE, INPUTS_BACK))
+    of_layer = _WIDE_BYTES * (model.hidden * gate + (2.0 + back) * width)
+    return of_layer, (_WIDE_BYTES + 2.0 * _WIDE_NORM_BYTES * trained) * width
+
+
+def _of_each_kind(
     workload: Workload,
     layout: Layout,
     shares: AttentionShares,
     experts: bool,
     blocks: BlockShares | None,
 ) -> tuple[Floats, Floats]:
-    """`activation_bytes_per_layer` where layers with a window have other heads than those in full."""
+    """`activation_bytes_per_layer` where kinds of softmax attention have matrices of their own."""
     model = workload.model
     saved: Floats = 0.0
     inputs: Floats = 0.0
-    for share, kind in ((shares.full, model.in_full), (shares.windowed, model.in_windows)):
-        if share:
-            of_kind = workload.of_kind(kind)
-            bytes_saved, inputs = activation_bytes_per_layer(
-                of_kind, layout, experts=experts, blocks=blocks
-            )
-            saved = saved + share * bytes_saved
+    for letter, share in shares.softmax:
+        of_kind = workload.of_kind(model.kinds_apart[letter])
+        bytes_saved, inputs = activation_bytes_per_layer(
+            of_kind, layout, experts=experts, blocks=blocks
+        )
+        saved = saved + share * bytes_saved
     return saved, inputs
 
 
@@ -514,7 +529,7 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
     saved: Floats = 0.0
     apart, stack = profile.separate_operators, stack_constants(workload)
     if "rotary" in apart and model.position == "rope" and model.attention is None:
-        heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0)
+        heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0) * (not model.reuses)
         saved = saved + shares.attention * 2.0 * heads * model.qk_head_dim
     if "norm" in apart and model.norm == "rmsnorm" and not stack.fused_norm:
         per_element = _EAGER_NORM_BYTES + _EAGER_NORM_WEIGHT_BYTES * (not frozen(workload))
@@ -623,7 +638,8 @@ def _attention_saved(workload: Workload, layout: Layout) -> Floats:
         if model.indexer is not None:
             return sparse_saved(workload, tp, kept) + latent + output
         return kept * (query + keys) + latent + output
-    kv_heads = 2.0 * np.maximum(model.kv_heads / tp, 1.0)
+    # What is reused is kept by the layer that made it.
+    kv_heads = 2.0 * np.maximum(model.kv_heads / tp, 1.0) * (not model.reuses)
     keys, values = kv_heads * model.qk_head_dim, kv_heads * model.v_head_dim
     scores: Floats = 0.0
     stack = stack_constants(workload)

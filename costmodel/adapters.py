@@ -17,6 +17,8 @@ from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import (
     EXPERTS,
+    INPUTS_BACK,
+    INPUTS_GATE,
     LATENT_DOWN,
     LATENT_UP,
     adapted_matrices,
@@ -454,6 +456,8 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
     }
     number = blocks * _adapters(workload, (("gate_proj", "up_proj"), ("down_proj",)))
     number += shares.experts * _adapters(workload, ((LATENT_DOWN,), (LATENT_UP,)))
+    if model.layer_inputs is not None:
+        number += _adapters(workload, ((INPUTS_GATE,), (INPUTS_BACK,)))
     number += shares.attention * _adapters(workload, in_blocks["attention"])
     number += shares.mamba * _adapters(workload, in_blocks["mamba"])
     each = _ADAPTER_PRODUCTS + _ADAPTER_OPERATORS * operator_share(c)
@@ -466,6 +470,8 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
         matrices = 4.0 * shares.attention + 3.0 * blocks + 2.0 * shares.mamba
         if model.latent_size is not None:
             matrices += 2.0 * shares.experts
+        if model.layer_inputs is not None:
+            matrices += 2.0
         launches += _WIDENING_LAUNCHES[workload.adapters.base_bits] * matrices
     return launches / layer_launches(c)
 

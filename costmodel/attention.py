@@ -66,6 +66,8 @@ class _Widths(NamedTuple):
     """Of the gate on the output; 0 without."""
     head_gates: Floats
     """Of gates that are one number for each head; 0 without."""
+    made_keys: Floats
+    """Of the keys that the layer makes: all, or 0 where it reuses those of an earlier layer."""
     projected: Floats
     """Of the projections in front of attention together."""
 
@@ -136,6 +138,8 @@ def _widths(c: Context) -> _Widths:
     query, keys = heads * model.qk_head_dim, key_value * model.qk_head_dim / both
     gate = query * model.attention_output_gate
     head_gates = heads * model.attention_head_gates
+    makes = 0.0 if model.reuses and model.attention is None else 1.0
+    made = makes * (keys if model.values_are_keys else key_value)
     return _Widths(
         query=query,
         key_value=key_value,
@@ -143,7 +147,8 @@ def _widths(c: Context) -> _Widths:
         keys=keys,
         gate=gate,
         head_gates=head_gates,
-        projected=query + (keys if model.values_are_keys else key_value) + gate + head_gates,
+        made_keys=makes * keys,
+        projected=query + made + gate + head_gates,
     )
 
 
@@ -153,9 +158,11 @@ def _projections(c: Context, widths: _Widths) -> _Projections:
     if c.workload.model.attention is not None:
         inputs, up_forward = _latent_projections(c)
         return _Projections(inputs, output, up_forward)
-    projected = {"q_proj": widths.query + widths.gate, "k_proj": widths.keys}
-    if not c.workload.model.values_are_keys:
-        projected["v_proj"] = widths.key_value - widths.keys
+    projected = {"q_proj": widths.query + widths.gate}
+    if not c.workload.model.reuses:
+        projected["k_proj"] = widths.keys
+        if not c.workload.model.values_are_keys:
+            projected["v_proj"] = widths.key_value - widths.keys
     if c.workload.model.attention_head_gates:
         projected["g_proj"] = widths.head_gates
     inputs = linear(c, c.tokens, widths.projected, hidden, projected)
@@ -223,7 +230,7 @@ def turns_stepwise(workload: Workload) -> bool:
 def _inner_bytes(c: Context, widths: _Widths) -> Passes:
     """Bytes that rotary embeddings, the norms of queries, keys or latents, and the output's gate move."""
     rotary, normed = _rotary_elements(c, widths), _normed_elements(c, widths)
-    turned = (widths.query + widths.keys) * turns_stepwise(c.workload)
+    turned = (widths.query + widths.made_keys) * turns_stepwise(c.workload)
     gated = widths.output * c.workload.model.attention_head_gates
     of_each = zip(
         (*zip(c.element_bytes.rotary, c.element_bytes.norm, strict=True),),
@@ -293,7 +300,7 @@ def _recomputed(
         of_norm = mask & int(Recompute.OPERATORS | Recompute.LAYERNORM)
     of_core = mask & int(Recompute.CORE_ATTENTION)
     of_inner = mask & int(Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
-    keys_s = gemms.inputs.forward * widths.keys / widths.projected
+    keys_s = gemms.inputs.forward * widths.made_keys / widths.projected
     every_second = gemms.output.forward + keys_s
     streamed = np.where(of_norm, streamed_s(norm_bytes, c.rates), 0.0)
     streamed = streamed + np.where(of_core, streamed_s(core.score_bytes.forward, c.rates), 0.0)
@@ -317,7 +324,7 @@ def _rotary_elements(c: Context, widths: _Widths) -> Floats:
     if model.position != "rope":
         return 0.0 * np.asarray(widths.query)
     if mla is None:
-        return np.asarray(widths.query + widths.key_value)
+        return np.asarray(widths.query + widths.key_value * (not model.reuses))
     if mla.indexer is not None:
         # Queries that absorbed the up-projection are copied behind their rotated part.
         return (2.0 * mla.qk_rope_head_dim + mla.kv_lora_rank) * model.heads / c.layout.tp
@@ -333,8 +340,8 @@ def _normed_elements(c: Context, widths: _Widths) -> Floats:
         ranks = (model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank
         return ranks / np.asarray(c.sequence_shards)
     if model.qk_norm:
-        values = (widths.key_value - widths.keys) * model.value_norm
-        return np.asarray(widths.query + widths.keys + values)
+        values = (widths.key_value - widths.keys) * (model.value_norm and not model.reuses)
+        return np.asarray(widths.query + widths.made_keys + values)
     return 0.0 * np.asarray(widths.query)
 
 

@@ -64,7 +64,7 @@ def _widest_columns(model: ModelSpec) -> float:
     """Outputs, over all tensor ranks, of the widest product ahead of an activation function or a scan."""
     matrices = 2.0 if model.gated else 1.0
     projected = 0 if model.state_space is None else model.state_space.projected_width
-    return max(matrices * model.ffn_hidden, float(projected))
+    return max(matrices * model.widest_feed_forward, float(projected))
 
 
 def _mean_rank_parameters(
@@ -143,7 +143,7 @@ def _queued_gradients(workload: Workload, layout: Layout, queue_elements: int) -
 def _largest_layer(model: ModelSpec, layout: Layout) -> Floats:
     """Parameters on one GPU, before data-parallel sharding, of the largest of unlike layers."""
     largest: Floats = 0.0
-    for blocks, kind in product(model.blocks.kinds(), model.kinds_apart or (model,)):
+    for blocks, kind in product(model.blocks.kinds(), model.kinds_apart.values() or (model,)):
         dense, rest, experts = layer_parameters_on_gpu(kind, layout, blocks)
         largest = np.maximum(largest, np.maximum(dense, rest + experts))
     return largest
@@ -719,14 +719,15 @@ def _stranded_forward(workload: Workload, layout: Layout) -> NDArray[np.float64]
     """
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
-    inner = (matrices + 1.0) * model.ffn_hidden
+    widest = model.widest_feed_forward
+    inner = (matrices + 1.0) * widest
     if model.state_space is not None:
         inner = max(inner, float(model.state_space.projected_width + model.state_space.width))
     gathered = 4.0 * model.hidden * (0.0 if workload.tp_overlap else 1.0)
     around = np.where(tp > 1, gathered, 4.0 * model.hidden / sequence_shards(layout))
     per_token = 2.0 * inner / tp + around
     if adapted_outputs(workload, dict.fromkeys(("gate_proj", "up_proj"), 1.0)):
-        per_token = per_token + 2.0 * model.ffn_hidden / tp
+        per_token = per_token + 2.0 * widest / tp
     if any(adapted_outputs(workload, {name: 1.0}) for name in ("o_proj", "down_proj")):
         per_token = per_token + 2.0 * model.hidden / sequence_shards(layout)
     of_layer = np.asarray(rank_tokens(workload, layout) * per_token)
@@ -758,7 +759,7 @@ def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Float
     table = np.asarray(table_parameters(model, layout))
     if workload.precision == "bf16":
         return 0.0, 2.0 * table
-    widest = np.asarray(model.hidden * model.ffn_hidden / layout.tp)
+    widest = np.asarray(model.hidden * model.widest_feed_forward / layout.tp)
     share = _mean_rank_parameters(model, layout)
     shards, _ = optimizer_shards(layout)
     copies = 12.0 * np.minimum(widest, share / shards)

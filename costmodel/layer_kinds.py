@@ -24,7 +24,13 @@ from meshwright.costmodel.attention import (
     one_window_share,
     turns_stepwise,
 )
-from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
+from meshwright.costmodel.feed_forward import (
+    dense_mlp,
+    hide_expert_traffic,
+    layer_inputs_block,
+    linear,
+    moe_mlp,
+)
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
@@ -72,7 +78,7 @@ def embedding(c: Context) -> LayerTime:
     """Table look-up and its gradient scatter; with TP the partial rows are reduced.
 
     Memory-bound, as `kernels.streamed_s`; the reduction is priced as two ring passes
-    (`collectives.ring_pass_s`).
+    (`collectives.ring_pass_s`). Tables for each layer are looked up too.
 
     Parameters
     ----------
@@ -84,7 +90,8 @@ def embedding(c: Context) -> LayerTime:
     LayerTime
         Seconds by part of one micro-batch on the first rank: 4 bytes an element forward, 8 backward.
     """
-    elements = c.tokens * c.workload.model.hidden
+    model = c.workload.model
+    elements = c.tokens * (model.hidden + model.layers * (model.layer_inputs or 0))
     reduce = 2.0 * c.tensor_pass_s
     moved = Passes(4.0 * elements, 0.0 * elements if frozen(c.workload) else 8.0 * elements)
     return block_time(
@@ -485,15 +492,14 @@ def _with_all_passes(c: Context, symbols: str) -> _OnDevice:
     """The same, were something ahead of it trained."""
     model = c.workload.model
     shares, attention = model.kind_of(symbols)
-    if model.window_heads is not None:
-        kind = model.in_windows if attention.windowed else model.in_full
-        c = replace(c, workload=c.workload.of_kind(kind))
+    if symbols[0] in model.kinds_apart:
+        c = replace(c, workload=c.workload.of_kind(model.kinds_apart[symbols[0]]))
     if model.hybrid_pattern is not None:
         return _on_device(c, _mixers(c, shares), shares)
     if attention.linear:
         mixer = linear_attention_block(c)
     else:
-        is_windowed = symbols[0] == WINDOWED
+        is_windowed = symbols[0].upper() == WINDOWED
         mixer = _softmax_attention(c, one_window_share(c) if is_windowed else full_share(c))
     return _on_device(c, (mixer,), shares, attention.linear)
 
@@ -526,9 +532,9 @@ def _mixers(c: Context, shares: BlockShares) -> tuple[LayerTime, ...]:
 
 
 def _softmax_attention(c: Context, score_share: float | None = None) -> LayerTime:
-    """Attention with what chooses its positions."""
+    """Attention with what chooses its positions, where an earlier layer has not."""
     attention = attention_block(c, score_share)
-    if c.workload.model.indexer is not None:
+    if c.workload.model.indexer is not None and not c.workload.model.reuses:
         attention = joined(attention, indexer_block(c))
     return attention
 
@@ -610,6 +616,10 @@ def _on_device(
             beside_s + shares.attention * _ROTARY_OPERATORS / _PASSES * stack.operator_launch_s
         )
     beside_s = beside_s + shares.tensor_parallel * _collectives_s(c, _OF_BLOCK)
+    if c.workload.model.layer_inputs is not None:
+        # Launches of a block: two products, an activation, a norm and a residual.
+        beside_s = beside_s + 0.5 * stack.launch_layer_s
+        blocks.append(layer_inputs_block(c))
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
     if not shares.experts:

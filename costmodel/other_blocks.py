@@ -790,6 +790,7 @@ def sparse_saved(workload: Workload, tp: Floats, kept: Floats) -> Floats:
     Queries before and after they absorb the up-projection, unless they are recomputed; attention's output
     over the latent; the chosen positions; gradients of the indexer, which the forward pass makes already, and
     its gathered inputs (dsa_cudnn_kernels.py, ctx.save_for_backward). The latents themselves are not counted.
+    A layer without an indexer of its own has none of what is that one's.
 
     Parameters
     ----------
@@ -810,6 +811,8 @@ def sparse_saved(workload: Workload, tp: Floats, kept: Floats) -> Floats:
     absorbed = latent.kv_lora_rank + latent.qk_rope_head_dim + latent.qk_nope_head_dim
     of_heads = 2.0 * model.heads / tp * (kept * absorbed + latent.kv_lora_rank)
     of_indexer = 2.0 * (indexer.width + indexer.head_dim + indexer.heads)
+    if model.reuses:
+        return of_heads + 0.0 * np.asarray(tp)
     gathered = 2.0 * (model.hidden + (latent.q_lora_rank or model.hidden))
     inputs = np.where(np.asarray(tp) > 1, gathered, 0.0)
     saved: Floats = of_heads + of_indexer + 4.0 * _chosen(workload) + inputs

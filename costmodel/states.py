@@ -81,10 +81,10 @@ def layer_parameters_on_gpu(
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
     common = _mixer_on_gpu(model, layout, blocks or model.blocks, model.attention_shares)
     if model.has_mean_layers:
-        return _pattern_layer(model, layout, common, blocks or model.blocks)
+        return _pattern_layer(model, layout, common, blocks or model.blocks, model.attention_shares)
     dense = 0.0 * tp
     if model.dense_layers:
-        dense = common + dense_mlp_parameters(model) / tp
+        dense = common + _feed_forward(model, model.attention_shares) / tp
     if model.moe is None:
         return dense, 0.0 * tp, 0.0 * tp
     rest = common + shared_expert_parameters(model) / tp + _whole_beside_experts(model)
@@ -113,7 +113,7 @@ def kind_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[tuple[Floa
     for symbols in dict.fromkeys(model.unlike_bytes):
         blocks, attention = model.kind_of(symbols)
         mixer = _mixer_on_gpu(model, layout, blocks, attention)
-        dense, rest, experts = _pattern_layer(model, layout, mixer, blocks)
+        dense, rest, experts = _pattern_layer(model, layout, mixer, blocks, attention)
         parameters.append((dense + rest, experts))
     return tuple(parameters)
 
@@ -122,17 +122,16 @@ def _mixer_on_gpu(
     model: ModelSpec, layout: Layout, blocks: BlockShares, attention: AttentionShares
 ) -> Floats:
     """Parameters of attention, of each kind so much, and of Mamba, with a layer's norms."""
-    whole_of_full = whole_attention_parameters(model)
-    whole: float = attention.full * whole_of_full
-    split: float = attention.full * (attention_parameters(model) - whole_of_full)
+    whole, split = 0.0, 0.0
+    for letter, share in attention.softmax:
+        kind = model.kinds_apart.get(letter, model)
+        whole_of_kind = whole_attention_parameters(kind)
+        whole += share * whole_of_kind
+        split += share * (attention_parameters(kind) - whole_of_kind)
     if attention.linear:
         whole_of_linear = whole_linear_attention_parameters(model)
         whole += attention.linear * whole_of_linear
         split += attention.linear * (linear_attention_parameters(model) - whole_of_linear)
-    if attention.windowed:
-        whole_of_windowed = whole_attention_parameters(model.in_windows)
-        whole += attention.windowed * whole_of_windowed
-        split += attention.windowed * (attention_parameters(model.in_windows) - whole_of_windowed)
     if model.state_space is not None or model.hybrid_pattern is not None:
         whole = blocks.attention * whole
         split = blocks.attention * split + blocks.mamba * mamba_parameters(model)
@@ -142,12 +141,26 @@ def _mixer_on_gpu(
     return split / np.asarray(layout.tp) + whole + norms
 
 
+def _feed_forward(model: ModelSpec, attention: AttentionShares) -> float:
+    """Parameters of a dense feed-forward, in the mean over layers that attend so."""
+    if not model.kinds_apart:
+        return float(dense_mlp_parameters(model))
+    return sum(
+        share * dense_mlp_parameters(model.kinds_apart[letter])
+        for letter, share in attention.softmax
+    )
+
+
 def _pattern_layer(
-    model: ModelSpec, layout: Layout, mixers: Floats, blocks: BlockShares
+    model: ModelSpec,
+    layout: Layout,
+    mixers: Floats,
+    blocks: BlockShares,
+    attention: AttentionShares,
 ) -> tuple[Floats, Floats, Floats]:
     """A layer of unlike ones with its share of feed-forward and experts, beside its mixers."""
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
-    layer = mixers + blocks.feed_forward * dense_mlp_parameters(model) / tp
+    layer = mixers + blocks.feed_forward * _feed_forward(model, attention) / tp
     if model.moe is None:
         return layer, 0.0 * tp, 0.0 * tp
     beside = shared_expert_parameters(model) / tp + _whole_beside_experts(model)
@@ -232,7 +245,7 @@ def end_parameters(
     if model.mtp_differs:
         blocks, attention = model.mtp_kind
         mixers = _mixer_on_gpu(model, layout, blocks, attention)
-        dense, rest, experts = _pattern_layer(model, layout, mixers, blocks)
+        dense, rest, experts = _pattern_layer(model, layout, mixers, blocks, attention)
     main = dense if model.moe is None else rest
     mtp_dense = model.mtp_weights * main + mtp_join_parameters(model) / tp
     first, vision = table, model.encoder

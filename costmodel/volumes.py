@@ -319,11 +319,9 @@ def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
 
 def _softmax_kinds(model: ModelSpec) -> list[tuple[float, ModelSpec]]:
     """Kinds of softmax attention with heads of their own, each with its share of all layers."""
-    shares, attending = model.attention_shares, model.blocks.attention
-    kinds = [(shares.full * attending, model)]
-    if shares.windowed:
-        kinds.append((shares.windowed * attending, model.in_windows))
-    return kinds
+    shares, attending = model.attention_shares.softmax, model.blocks.attention
+    kinds = model.kinds_apart
+    return [(share * attending, kinds.get(letter, model)) for letter, share in shares]
 
 
 def _kv_heads(model: ModelSpec, tp: int) -> float:

@@ -62,6 +62,8 @@ MODEL_ARGUMENTS = (
     Argument("attention.indexer.heads", "--dsa-indexer-n-heads"),
     Argument("attention.indexer.head_dim", "--dsa-indexer-head-dim"),
     Argument("attention.indexer.top_k", "--dsa-indexer-topk"),
+    Argument("indexer_every", "--dsa-indexer-topk-freq", default=1),
+    Argument("indexer_first", "--dsa-indexer-skip-topk-offset", default=0),
     Argument("attention_variant", "--experimental-attention-variant", "text"),
     Argument("indexer_kernels", "--dsa-kernel-backend", "text"),
     Argument("indexer_loss", "--dsa-indexer-loss-coeff", "number"),

@@ -344,8 +344,8 @@ class Framework:
     """Orders in which ranks are counted over the axes, innermost first."""
 
     window_heads: Setting | None = None
-    """Layers with a window whose heads are others than those of full attention; None where a model with them
-    is refused."""
+    """Layers with a window whose heads are others than those of full attention, that reuse keys and values or
+    read a token table of their own; None where a model with them is refused."""
     adapters: Mapping[str, AdapterSetting] = field(default_factory=dict)
     """Low-rank adapters beside frozen weights that can be trained in place of every parameter."""
     hybrid_context: Setting | None = None

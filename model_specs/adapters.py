@@ -17,11 +17,13 @@ from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.blocks import LINEAR, LinearAttentionSpec, Mamba1Spec
 from meshwright.model_specs.parameters import (
     attention_matmul_parameters,
+    dense_mlp_matrices,
     expert_parameters,
     feed_forward_parameters,
     latent_matrices,
     linear_attention_matmul_parameters,
     mamba_matmul_parameters,
+    of_kinds_apart,
     parameter_count,
 )
 from meshwright.model_specs.schema import ModelSpec
@@ -136,6 +138,10 @@ _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 _INDEXER = ("wq_b", "wk", "weights_proj")
 LATENT_DOWN, LATENT_UP = _AROUND_EXPERTS = ("fc1_latent_proj", "fc2_latent_proj")
 """Projections around routed experts, of which a layer has one pair."""
+INPUTS_ACROSS, INPUTS_GATE, INPUTS_BACK = _LAYER_INPUTS = (
+    "per_layer_model_projection", "per_layer_input_gate", "per_layer_projection",
+)  # fmt: skip
+"""Of what layers read beside their input: the first for all layers at once, two of each."""
 _MIXERS = (
     "in_proj", "in_proj_ba", "in_proj_z", "in_proj_b", "in_proj_a", "x_proj", "dt_proj", "out_proj",
 )  # fmt: skip
@@ -158,6 +164,7 @@ TARGETS = (
     *_FEED_FORWARD,
     *_MIXERS,
     *_AROUND_EXPERTS,
+    *_LAYER_INPUTS,
     EXPERTS,
     *_MEGATRON,
 )
@@ -225,7 +232,7 @@ def _expanded(targets: tuple[str, ...]) -> frozenset[str]:
     names = {name for word in targets for name in _MEGATRON.get(word, (word,))}
     if ALL_LINEAR in names:
         names |= {*_ATTENTION, *_LATENT, *_INDEXER, *_FEED_FORWARD, *_MIXERS, *_AROUND_EXPERTS}
-        names |= {_HEAD_GATES}
+        names |= {_HEAD_GATES, *_LAYER_INPUTS}
     return frozenset(names)
 
 
@@ -320,9 +327,10 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     if mla is None:
         widths = [
             queries * (2 if model.attention_output_gate else 1),
-            model.kv_heads * model.qk_head_dim,
         ]
-        if not model.values_are_keys:
+        if not model.reuses:
+            widths.append(model.kv_heads * model.qk_head_dim)
+        if not (model.reuses or model.values_are_keys):
             widths.append(model.kv_heads * model.v_head_dim)
         apart = [
             Matrix(name, hidden, width) for name, width in zip(_ATTENTION[:3], widths, strict=False)
@@ -333,7 +341,7 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     keys_and_values = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     down = Matrix("kv_a_proj_with_mqa", hidden, mla.kv_lora_rank + mla.qk_rope_head_dim)
     indexer: tuple[Matrix, ...] = ()
-    if mla.indexer is not None:
+    if mla.indexer is not None and not model.reuses:
         indexer = (
             Matrix("wq_b", mla.q_lora_rank or hidden, mla.indexer.width),
             Matrix("wk", hidden, mla.indexer.head_dim),
@@ -356,6 +364,23 @@ def _feed_forward_matrices(
         return Matrix("gate_up_proj", hidden, width), up, down
     gate = Matrix("gate_proj", hidden, width)
     return Matrix("gate_up_proj", hidden, 2 * width), gate, up, down
+
+
+def _layer_inputs(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
+    """Of what layers read beside their input: the matrix for all layers, and those of one; or none."""
+    hidden, width = model.hidden, model.layer_inputs
+    if width is None:
+        return (), ()
+    of_layer = Matrix(INPUTS_GATE, hidden, width), Matrix(INPUTS_BACK, width, hidden)
+    return (Matrix(INPUTS_ACROSS, hidden, model.layers * width),), of_layer
+
+
+def _dense_of(model: ModelSpec, kind: ModelSpec) -> tuple[Matrix, ...]:
+    """Attention and dense feed-forward, of a model with experts attention alone, of one of its kinds."""
+    attention = _attention_matrices(kind)
+    if model.moe is not None:
+        return attention
+    return attention + _feed_forward_matrices(model, kind.ffn_hidden)
 
 
 def _latent_projections(model: ModelSpec) -> tuple[Matrix, ...]:
@@ -454,11 +479,13 @@ def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     of_linear, of_mamba = _mixer_matrices(model)
     attention = _attention_matrices(model)
     shared = 0 if model.moe is None else model.moe.shared_width
-    if model.window_heads is not None:
-        attention += _attention_matrices(model.in_windows)
-    widths = [width for width in (model.ffn_hidden, shared) if width]
+    for kind in model.kinds_apart.values():
+        attention += _attention_matrices(kind)
+    widths = [width for width in (model.ffn_hidden, model.reusing_ffn_hidden, shared) if width]
     blocks = [matrix for width in widths for matrix in _feed_forward_matrices(model, width)]
-    return (*attention, *of_linear, *of_mamba, *blocks, *_latent_projections(model))
+    across, inputs = _layer_inputs(model)
+    beside = *across, *inputs, *_latent_projections(model)
+    return (*attention, *of_linear, *of_mamba, *blocks, *beside)
 
 
 @lru_cache(maxsize=256)
@@ -543,16 +570,21 @@ def counted_matrices(model: ModelSpec, *, fused: bool) -> tuple[CountedMatrix, .
     with_experts = len(model.expert_layers) + mtp_experts
     dense = model.layers - len(model.expert_layers) + mtp_dense
     attending = model.layers - model.linear_layers + mtp_attention
-    in_windows = 0 if model.window_heads is None else model.windowed_layers
-    attending -= in_windows
+    kinds = [
+        (model.attention_letters.count(letter), kind) for letter, kind in model.kinds_apart.items()
+    ]
+    attending -= sum(number for number, _ in kinds)
     counts = attending, model.linear_layers, model.mamba_layers
     if pattern is not None:
         counts = pattern.count("*") + mtp_attention, 0, pattern.count("M")
         dense = pattern.count("-") + mtp_dense
     groups = [(counts[0], _attention_matrices(model)), (counts[1], linear), (counts[2], mamba)]
-    groups.append((in_windows, _attention_matrices(model.in_windows)))
+    groups += [(number, _attention_matrices(kind)) for number, kind in kinds]
     if model.ffn_hidden:
-        groups.append((dense, _feed_forward_matrices(model, model.ffn_hidden)))
+        wide = sum(number for number, kind in kinds if kind.ffn_hidden != model.ffn_hidden)
+        groups.append((dense - wide, _feed_forward_matrices(model, model.ffn_hidden)))
+        groups.append((wide, _feed_forward_matrices(model, model.widest_feed_forward)))
+    groups += zip((1, model.layers), _layer_inputs(model), strict=True)
     found = [CountedMatrix(matrix, n) for n, some in groups if n > 0 for matrix in separate(some)]
     if moe is None:
         return tuple(found)
@@ -730,10 +762,9 @@ def adapted_outputs_of_blocks(model: ModelSpec, adapters: AdapterSpec) -> Adapte
     if model.linear_layers:
         softmax = model.layers - model.linear_layers
         attention = (softmax * attention + model.linear_layers * linear) // model.layers
-    if model.window_heads is not None:
-        in_windows = outputs(_attention_matrices(model.in_windows))
-        both = model.full_attention_layers * attention + model.windowed_layers * in_windows
-        attention = both // model.layers
+    if model.kinds_apart:
+        apart = of_kinds_apart(model, lambda kind: outputs(_attention_matrices(kind)))
+        attention += apart // model.layers
     shared = 0 if model.moe is None else model.moe.shared_width
     blocks = (model.ffn_hidden, shared)
     dense, of_shared = (outputs(_feed_forward_matrices(model, n)) if n else 0 for n in blocks)
@@ -793,11 +824,11 @@ def adapter_counts(model: ModelSpec, adapters: AdapterSpec) -> AdapterCounts:
         return AdapterCounts(dense, model.hybrid_pattern.count("E") * experts)
     with_experts = len(model.expert_layers)
     dense = (model.layers - model.linear_layers) * attention + model.linear_layers * of_linear
-    if model.window_heads is not None:
-        in_windows = _parameters(adapters, _attention_matrices(model.in_windows))
-        dense += model.windowed_layers * (in_windows - attention)
+    dense += of_kinds_apart(model, lambda kind: _parameters(adapters, _dense_of(model, kind)))
     dense += model.mamba_layers * of_mamba
     dense += (model.layers - with_experts) * feed_forward + with_experts * beside
+    across, inputs = (_parameters(adapters, each) for each in _layer_inputs(model))
+    dense += across + model.layers * inputs
     return AdapterCounts(dense, with_experts * experts)
 
 
@@ -864,7 +895,7 @@ def _dense_matrices(model: ModelSpec) -> int:
     beside_experts = latent_matrices(model)
     if model.moe is not None and model.moe.shared_width:
         beside_experts += feed_forward_parameters(model, model.moe.shared_width, bias=False)
-    feed_forward = feed_forward_parameters(model, model.ffn_hidden, bias=False)
+    feed_forward = dense_mlp_matrices(model)
     attention = attention_matmul_parameters(model)
     if model.hybrid_pattern is not None:
         of_blocks = {
@@ -876,8 +907,8 @@ def _dense_matrices(model: ModelSpec) -> int:
         return sum(model.hybrid_pattern.count(block) * n for block, n in of_blocks.items())
     with_experts = len(model.expert_layers)
     linear = model.linear_layers * (linear_attention_matmul_parameters(model) - attention)
-    if model.window_heads is not None:
-        in_windows = attention_matmul_parameters(model.in_windows)
-        linear += model.windowed_layers * (in_windows - attention)
+    linear += of_kinds_apart(
+        model, lambda kind: attention_matmul_parameters(kind) + dense_mlp_matrices(kind)
+    )
     layers = model.layers * attention + linear + model.mamba_layers * mamba_matmul_parameters(model)
     return layers + (model.layers - with_experts) * feed_forward + with_experts * beside_experts

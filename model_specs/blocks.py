@@ -363,6 +363,15 @@ class AttentionShares(NamedTuple):
     windowed: float = 0.0
     """Under a window, with heads of its own."""
     linear: float = 0.0
+    full_reusing: float = 0.0
+    """On what an earlier layer made (`ModelSpec.attention_order`)."""
+    windowed_reusing: float = 0.0
+
+    @property
+    def softmax(self) -> tuple[tuple[str, float], ...]:
+        """Letters of the kinds with softmax attention that there are, each with its share."""
+        shares = (self.full, self.windowed, self.full_reusing, self.windowed_reusing)
+        return tuple((letter, share) for letter, share in zip("FWfw", shares, strict=True) if share)
 
 
 AHEAD = "'"
@@ -452,7 +461,13 @@ class RopeSpec(ClosedDocument):
 
 FULL, WINDOWED, LINEAR = "F", "W", "L"
 """Letters of `ModelSpec.attention_order`."""
-ATTENTION_NAMES = {FULL: "full", WINDOWED: "windowed", LINEAR: "linear"}
+ATTENTION_NAMES = {
+    FULL: "full",
+    WINDOWED: "windowed",
+    LINEAR: "linear",
+    FULL.lower(): "reusing full",
+    WINDOWED.lower(): "reusing windowed",
+}
 
 
 def one_in(full: Sequence[bool]) -> int | None:
@@ -487,6 +502,25 @@ def letters(layers: int, every: int, other: str) -> str:
     'WFWFW'
     """
     return "".join(FULL if every and (i + 1) % every == 0 else other for i in range(layers))
+
+
+def sharing_schedule(order: str) -> tuple[int, int] | None:
+    """First layers with something of their own, and the n of 'then each n-th has'; None for other orders.
+
+    >>> sharing_schedule("FFFfffFffF"), sharing_schedule("FfF"), sharing_schedule("FFfFff")
+    (None, (1, 2), None)
+    >>> sharing_schedule("FFFfffFfffF")
+    (3, 4)
+    """
+    first = len(order) - len(order.lstrip(FULL))
+    every = order.find(FULL, first) - first + 1
+    if every <= 0:
+        every = len(order)
+    regular = "".join(
+        FULL if layer < first or (layer - first + 1) % every == 0 else FULL.lower()
+        for layer in range(len(order))
+    )
+    return (first, every) if regular == order else None
 
 
 def runs(kinds: Sequence[str]) -> Iterator[tuple[str, int]]:

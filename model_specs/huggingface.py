@@ -12,7 +12,7 @@ from meshwright.documents import validation_message
 from meshwright.errors import InputError, near_miss, shown
 from meshwright.model_specs.adapters import NF4, SINGLE_SCALES
 from meshwright.model_specs.config_fields import ConfigFields, Fields, read_fields
-from meshwright.model_specs.huggingface_families import FAMILIES, LAYER_TABLES
+from meshwright.model_specs.huggingface_families import FAMILIES
 from meshwright.model_specs.schema import ModelSpec
 
 # How the image encoder maps to a VisionSpec.
@@ -198,7 +198,8 @@ _UNLIKE_WIDTHS = (
 
 REFUSING_FIELDS = {
     "global_head_dim": _UNLIKE_WIDTHS,
-    "hidden_size_per_layer_input": LAYER_TABLES,
+    "hidden_size_per_layer_input": "residuals in several streams beside a token table for each layer (Gemma "
+    "3n) are not supported",
     "swa_num_key_value_heads": _UNLIKE_WIDTHS,
     "swa_head_dim": _UNLIKE_WIDTHS,
     "num_sliding_attention_heads": _UNLIKE_WIDTHS,

@@ -421,10 +421,6 @@ def _gemma3_windows(config: ConfigFields) -> Fields:
 # Gemma 4: layers that attend in full have heads of their own, and experts stand beside the feed-forward of
 # every layer, which is a shared expert here (models/gemma4 and gemma4_unified, modeling_*.py).
 
-LAYER_TABLES = (
-    "a token table for each layer (Gemma 3n and the small models of Gemma 4) is not supported"
-)
-
 
 def _gemma4_rope(config: ConfigFields) -> Fields:
     """Rotary embeddings of either kind of layer: by default a quarter of wide heads turns"""
@@ -477,10 +473,30 @@ def _gemma4_heads(config: ConfigFields, window: int) -> Fields:
             )
         return fields
     fields |= window_order(config, window, full)
+    fields |= _gemma4_reuse(config, full)
     if (kv_heads, width) != (global_kv_heads, global_width) or are_keys:
         windowed = {"kv_heads": kv_heads, "head_dim": width}
         fields |= {"window_heads": windowed, "values_are_keys": are_keys}
     return fields
+
+
+def _gemma4_reuse(config: ConfigFields, full: list[bool]) -> Fields:
+    """The last layers, which reuse keys and values, and the width of their feed-forward."""
+    reusing = config.count("num_kv_shared_layers", 0, least=0)
+    wide = config.flag("use_double_wide_mlp", False)
+    if not reusing:
+        return {}
+    first = len(full) - reusing
+    if first < 1 or set(full[first:]) - set(full[:first]):
+        what = "must leave a layer of each kind that makes keys and values"
+        raise config.fail("num_kv_shared_layers", what, reusing)
+    order = "".join("F" if attends else "W" for attends in full)
+    width = config.count("intermediate_size", 9216)
+    return {
+        "full_attention_every": 1,
+        "attention_order": order[:first] + order[first:].lower(),
+        "reusing_ffn_hidden": 2 * width if wide else None,
+    }
 
 
 def _gemma4_global_heads(config: ConfigFields, full: list[bool], are_keys: bool) -> tuple[int, int]:
@@ -526,14 +542,7 @@ def _gemma4_experts(config: ConfigFields) -> Fields:
 
 
 def _gemma4_refusals(config: ConfigFields) -> Fields:
-    """Refuses what the small models have, and attention that sees later positions."""
-    if config.count("num_kv_shared_layers", 0, least=0):
-        what = "layers that reuse the keys and values of others (small models of Gemma 4) are not supported"
-        raise config.fail(
-            "num_kv_shared_layers", what, config.count("num_kv_shared_layers", least=0)
-        )
-    # Says something of layers that reuse keys and values alone, and of images.
-    config.passed_over("use_double_wide_mlp", "vocab_size_per_layer_input")
+    """Refuses attention that sees later positions."""
     if config.text("use_bidirectional_attention", "vision") != "vision":
         raise config.fail(
             "use_bidirectional_attention", "only causal attention to text is supported"
@@ -541,21 +550,22 @@ def _gemma4_refusals(config: ConfigFields) -> Fields:
     return {}
 
 
-def _no_layer_tables(config: ConfigFields, default: int) -> Fields:
-    """Refuses a token table for each layer; `default` is its width in a file that says nothing of it."""
-    name = "hidden_size_per_layer_input"
+def _layer_tables(config: ConfigFields, default: int) -> Fields:
+    """A token table for each layer; `default` is its width in a file that says nothing of it."""
+    name, words = "hidden_size_per_layer_input", "vocab_size_per_layer_input"
     width = 0 if config.names(name) and not config.has(name) else default
     width = config.count(name, width, least=0)
-    if width:
-        raise config.fail(name, LAYER_TABLES, width)
-    return {}
+    vocab = config.count("vocab_size", 262_144)
+    if config.count(words, vocab) != vocab and width:
+        raise config.fail(words, f"only vocab_size {vocab} is supported", config.count(words))
+    return {"layer_inputs": width, "norms_per_layer": 5} if width else {}
 
 
 def _gemma4_parts(table_width: int, window: int) -> tuple[Part, ...]:
     """What both kinds of files have in common, with what holds where they are silent."""
     return (
-        lambda config: _no_layer_tables(config, table_width),
         _GEMMA4,
+        lambda config: _layer_tables(config, table_width),
         _gemma4_refusals,
         lambda config: _gemma4_heads(config, window),
     )
@@ -1179,18 +1189,8 @@ def _axk1_experts(config: ConfigFields) -> Fields:
 _AXK1: tuple[Part, ...] = (DECODER, _DEEPSEEK, _axk1_experts, _NEXT_TOKENS)
 
 
-_EVERY_INDEXER = (
-    "an indexer in every layer; without index_topk_freq and indexer_types (GLM-5.2) the file is that of the "
-    "model with one in each, which takes somewhat more"
-)
-
-
 def _indexer(config: ConfigFields) -> Fields:
-    """DeepSeek-V3.2, and GLM-5 where every layer has an indexer of its own: positions chosen by one."""
-    shared = [kind for kind in config.entries("indexer_types") if kind != "full"]
-    if shared:
-        what = f"only full is supported: {_EVERY_INDEXER}"
-        raise config.fail("indexer_types", what, shared[0])
+    """DeepSeek-V3.2, GLM-5 and 5.2: positions chosen by an indexer, that of the layer or an earlier one."""
     indexer = {
         "heads": integer("index_n_heads", 64),
         "head_dim": integer("index_head_dim", 128),
@@ -1205,11 +1205,36 @@ def _indexer(config: ConfigFields) -> Fields:
         "attention": latent | {"indexer": read_fields(config, indexer)},
         "mtp_layers": 0,
         "attention_note": note if fields["mtp_layers"] else None,
+        **_shared_indexers(config),
     }
 
 
+def _shared_indexers(config: ConfigFields) -> Fields:
+    """Which layers have an indexer of their own: listed, by a pattern of F and S, or by a frequency.
+
+    The last three fields are read in this order (transformers 5.24, configuration_glm_moe_dsa.py).
+    """
+    layers, name = config.layers(), "indexer_types"
+    listed = config.entries(name)
+    every = config.count("index_topk_freq", 1)
+    first = config.count("index_skip_topk_offset", 2, least=0)
+    # Of modules of multi-token prediction, which are left out.
+    config.passed_over("index_share_for_mtp_iteration")
+    if not listed and config.has("index_topk_pattern"):
+        name = "index_topk_pattern"
+        listed = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in config.text(name, "")]
+    if not listed:
+        own = [max(layer - first + 1, 0) % every == 0 for layer in range(layers)]
+        listed = ["full" if has_one else "shared" for has_one in own]
+    if len(listed) != layers or not set(map(str, listed)) <= {"full", "shared"}:
+        what = f"must say full or shared for each of {layers} layers"
+        raise config.fail(name, what, listed)
+    order = "".join("F" if kind == "full" else "f" for kind in listed)
+    return {"attention_order": order} if "f" in order else {}
+
+
 def _indexer_everywhere(config: ConfigFields) -> Fields:
-    """Refuses a file whose layers do not all choose positions by an indexer of their own."""
+    """Refuses a file whose layers do not all attend to positions that an indexer chooses."""
     for kind in config.entries("layer_types"):
         if kind != "indexed_attention":
             raise config.fail(
@@ -1219,7 +1244,6 @@ def _indexer_everywhere(config: ConfigFields) -> Fields:
 
 
 _DEEPSEEK_V32: tuple[Part, ...] = (
-    only("index_topk_freq", 1, f"only 1 is supported: {_EVERY_INDEXER}"),
     _indexer_everywhere,
     _indexer,
 )

@@ -23,16 +23,28 @@ def parameter_count(model: ModelSpec) -> int:
         + (model.layers - with_experts) * dense_layer_parameters(model)
         + with_experts * moe_layer_parameters(model)
         + model.linear_layers * (linear_attention_parameters(model) - attention_parameters(model))
-        + _of_windowed_layers(model, attention_parameters)
+        + of_kinds_apart(
+            model, lambda kind: attention_parameters(kind) + dense_mlp_parameters(kind)
+        )
         + model.mamba_layers * mamba_parameters(model)
     )
 
 
-def _of_windowed_layers(model: ModelSpec, of_layer: Callable[[ModelSpec], int]) -> int:
-    """What attention of windowed layers has of something over that of as many layers in full."""
-    if model.window_heads is None:
+def of_kinds_apart(model: ModelSpec, of_layer: Callable[[ModelSpec], int]) -> int:
+    """What layers have of something over as many layers that attend in full and reuse nothing.
+
+    Parameters
+    ----------
+    model
+        The model, whose kinds of layers are asked about one by one.
+    of_layer
+        What attention and dense feed-forward of one layer have of it, in a model of such layers alone.
+    """
+    if not model.kinds_apart:
         return 0
-    return model.windowed_layers * (of_layer(model.in_windows) - of_layer(model))
+    letters, of_full = model.attention_letters, of_layer(model)
+    kinds = model.kinds_apart.items()
+    return sum(letters.count(letter) * (of_layer(kind) - of_full) for letter, kind in kinds)
 
 
 def _hybrid_layer_parameters(model: ModelSpec, pattern: str) -> int:
@@ -72,10 +84,13 @@ def attention_parameters(model: ModelSpec) -> int:
     """
     mla = model.attention
     if mla is not None:
-        norms = mla.kv_lora_rank + (mla.q_lora_rank or 0) + _indexer_norm(mla)
+        norms = mla.kv_lora_rank + (mla.q_lora_rank or 0) + _indexer_norm(model)
         qkv_bias = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
     else:
-        normed_heads = model.heads + model.kv_heads if model.qk_norm_full_width else 2
+        own_keys = 0 if model.reuses else 1
+        normed_heads = 1 + own_keys
+        if model.qk_norm_full_width:
+            normed_heads = model.heads + own_keys * model.kv_heads
         has_weights = model.qk_norm and model.qk_norm_weights
         norms = model.qk_head_dim * normed_heads if has_weights else 0
         gated = 2 if model.attention_output_gate else 1
@@ -103,10 +118,10 @@ def whole_attention_parameters(model: ModelSpec) -> int:
     if mla is not None:
         rank = mla.kv_lora_rank + (mla.q_lora_rank or 0)
         down = rank + mla.qk_rope_head_dim
-        whole += indexer_matrices(model) + _indexer_norm(mla)
+        whole += indexer_matrices(model) + _indexer_norm(model)
         return whole + rank + down * (model.hidden + (1 if model.attention_bias else 0))
     if model.qk_norm and model.qk_norm_weights and not model.qk_norm_full_width:
-        whole += 2 * model.qk_head_dim
+        whole += (1 if model.reuses else 2) * model.qk_head_dim
     return whole
 
 
@@ -184,7 +199,10 @@ def attention_matmul_parameters(model: ModelSpec) -> int:
 
 
 def _projected_of_head(model: ModelSpec) -> int:
-    """Outputs of the projections of a key-value head: keys and values, or keys alone that serve as both."""
+    """Outputs of the projections of a key-value head: keys and values, keys alone that serve as both, or none
+    where those of an earlier layer are reused."""
+    if model.reuses:
+        return 0
     return model.qk_head_dim + (0 if model.values_are_keys else model.v_head_dim)
 
 
@@ -206,24 +224,36 @@ def indexer_matrices(model: ModelSpec) -> int:
     DeepSeek-V3.2, arXiv 2512.02556, section 2.1; transformers, models/deepseek_v32, DeepseekV32Indexer.
     """
     mla, indexer = model.attention, model.indexer
-    if mla is None or indexer is None:
+    if mla is None or indexer is None or model.reuses:
         return 0
     of_hidden = model.hidden * (indexer.head_dim + indexer.heads)
     return (mla.q_lora_rank or model.hidden) * indexer.width + of_hidden
 
 
-def _indexer_norm(mla: MlaSpec) -> int:
-    """Scale and shift of the norm on an indexer's key."""
-    return 0 if mla.indexer is None else 2 * mla.indexer.head_dim
+def _indexer_norm(model: ModelSpec) -> int:
+    """Scale and shift of the norm on the key of a layer's indexer; 0 without one."""
+    return 0 if model.indexer is None or model.reuses else 2 * model.indexer.head_dim
 
 
 def dense_mlp_parameters(model: ModelSpec) -> int:
     """The feed-forward of one dense layer, with biases; 0 where `ffn_hidden` is 0.
 
-    xIELU has two numbers of its own a layer (Huang and Schlag 2024, arXiv 2411.13010, section 3).
+    xIELU has two numbers of its own a layer (Huang and Schlag 2024, arXiv 2411.13010, section 3). What a
+    layer reads beside its input counts here too (`layer_input_matrices`).
     """
     own = 2 if model.activation == "xielu" else 0
-    return own + feed_forward_parameters(model, model.ffn_hidden, bias=model.mlp_bias)
+    beside = own + layer_input_matrices(model)
+    return beside + feed_forward_parameters(model, model.ffn_hidden, bias=model.mlp_bias)
+
+
+def layer_input_matrices(model: ModelSpec) -> int:
+    """The matrices of one layer between the hidden width h and the p elements that it reads besides; or 0.
+
+    3 h p: its share of the projection of the embedding, a gate of those elements and a projection back
+    (transformers 5.24, models/gemma4/modeling_gemma4.py, per_layer_model_projection, per_layer_input_gate and
+    per_layer_projection).
+    """
+    return 3 * model.hidden * (model.layer_inputs or 0)
 
 
 def expert_parameters(model: ModelSpec) -> int:
@@ -313,10 +343,12 @@ def _experts_and_router(model: ModelSpec) -> int:
 
 
 def embedding_parameters(model: ModelSpec) -> int:
-    """Token table, learned positions, and the norm after them where there is one."""
+    """Token table, learned positions, and the norm after them where there is one; a table for each layer
+    too, with one norm for all, where layers read one."""
     positions = (model.max_positions or 0) if model.position == "learned" else 0
     norm = norm_parameters(model) if model.embedding_norm else 0
-    return (model.vocab + positions) * model.hidden + norm
+    of_layers = (model.layer_inputs or 0) * (model.layers * model.vocab + 1)
+    return (model.vocab + positions) * model.hidden + norm + of_layers
 
 
 def head_parameters(model: ModelSpec) -> int:
@@ -428,7 +460,7 @@ def active_matmul_parameters(model: ModelSpec) -> int:
         matrices = _hybrid_matrices(model, model.hybrid_pattern)
         return head + matrices + model.mtp_layers * of_module
     attention = attention_matmul_parameters(model)
-    dense_layer = attention + feed_forward_parameters(model, model.ffn_hidden, bias=False)
+    dense_layer = attention + dense_mlp_matrices(model)
     moe_layer = attention + _active_moe_matrices(model)
     mtp_layer = moe_layer if model.moe_layers else dense_layer
     with_experts = len(model.expert_layers)
@@ -438,11 +470,19 @@ def active_matmul_parameters(model: ModelSpec) -> int:
         (model.layers - with_experts) * dense_layer
         + with_experts * moe_layer
         + model.linear_layers * linear
-        + _of_windowed_layers(model, attention_matmul_parameters)
+        + of_kinds_apart(
+            model, lambda kind: attention_matmul_parameters(kind) + dense_mlp_matrices(kind)
+        )
         + model.mamba_layers * mamba_matmul_parameters(model)
         + head
         + model.mtp_layers * mtp_module
     )
+
+
+def dense_mlp_matrices(model: ModelSpec) -> int:
+    """Of `dense_mlp_parameters`, the matrices."""
+    feed_forward = feed_forward_parameters(model, model.ffn_hidden, bias=False)
+    return feed_forward + layer_input_matrices(model)
 
 
 def _hybrid_matrices(model: ModelSpec, pattern: str) -> int:
@@ -507,7 +547,8 @@ def attention_flops_per_token(model: ModelSpec, seq_len: float) -> float:
     attended = BACKWARD_AND_FORWARD * (scores + linear + scans)
     if indexer is None:
         return attended
-    return attended + full * 2 * indexer.width * (attended_positions(seq_len) + 2 * chosen)
+    own = model.indexing_layers + full - model.full_attention_layers
+    return attended + own * 2 * indexer.width * (attended_positions(seq_len) + 2 * chosen)
 
 
 def _mamba_scan_flops(model: ModelSpec) -> float:

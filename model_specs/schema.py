@@ -120,9 +120,16 @@ class ModelSpec(ClosedDocument):
     full_attention_every: CountOrZero = 1
     """With a window or linear attention: every n-th layer attends in full, so `layers // n` are full.
     1: every layer is full; 0: none is. A window without this field is refused: it would change nothing."""
-    attention_order: Annotated[str, Field(pattern=r"^[FWL]{1,2000}$")] | None = None
+    attention_order: Annotated[str, Field(pattern=r"^[FWLfw]{1,2000}$")] | None = None
     """In place of `full_attention_every`, for any other order: a letter for each layer, F where it attends in
-    full, W where the window covers it, L where it has linear attention."""
+    full, W where the window covers it, L where it has linear attention. f and w: as F and W, on the keys and
+    values of the last layer of that kind that made some (small models of Gemma 4), or, under an indexer, on
+    the positions that it chose (GLM-5.2)."""
+    reusing_ffn_hidden: Count | None = left_out_at(None)
+    """Width of the dense feed-forward in layers that reuse keys and values; `ffn_hidden` when absent."""
+    layer_inputs: Count | None = left_out_at(None)
+    """Elements of a token that each layer reads beside its input, from a token table of its own and from a
+    projection of the embedding (small models of Gemma 4, `hidden_size_per_layer_input`)."""
     chunked_windows: Flag = False
     """Windowed layers cut the sequence into chunks of `sliding_window` positions, and a query sees those of
     its own chunk up to itself (Llama 4), instead of the last `sliding_window` positions."""
@@ -197,6 +204,7 @@ class ModelSpec(ClosedDocument):
             )
         self._check_windows()
         self._check_window_heads()
+        self._check_reuse()
         self._check_heads()
         if self.linear_attention is not None:
             self._check_linear_attention()
@@ -270,6 +278,28 @@ class ModelSpec(ClosedDocument):
         if self.qk_norm_full_width:
             raise ValueError("window_heads with qk_norm_full_width is not supported")
 
+    def _check_reuse(self) -> None:
+        """Raises ValueError where layers reuse what no layer makes, or layer inputs do not fit."""
+        order = self.attention_order or ""
+        reused = {letter for letter in order if letter.islower()}
+        for letter in reused:
+            if letter.upper() not in order[: order.index(letter)]:
+                raise ValueError(
+                    f"attention_order has {letter} ahead of any {letter.upper()}, which it would reuse"
+                )
+        if reused and self.attention is not None and self.indexer is None:
+            raise ValueError("f in attention_order with latent attention needs attention.indexer")
+        if reused and self.attention is None and self.mtp_layers:
+            raise ValueError("f or w in attention_order with mtp_layers is not supported")
+        if self.reusing_ffn_hidden is not None and (not reused or self.moe is not None):
+            raise ValueError("reusing_ffn_hidden needs f or w in attention_order, and no moe")
+        if self.layer_inputs is not None:
+            for field in ("moe", "mtp_layers", "hybrid_pattern", "state_space"):
+                if getattr(self, field):
+                    raise ValueError(f"layer_inputs with {field} is not supported")
+            if not self.tied_embeddings:
+                raise ValueError("layer_inputs needs tied_embeddings: true")
+
     def _check_heads(self) -> None:
         """Raises ValueError where widths or gates of heads do not fit the rest of attention."""
         unlike = (
@@ -294,7 +324,7 @@ class ModelSpec(ClosedDocument):
             raise ValueError("attention_order and full_attention_every exclude each other")
         if len(order) != self.layers:
             raise ValueError(f"attention_order has {len(order)} letters, layers is {self.layers}")
-        if (WINDOWED in order) != (self.sliding_window is not None):
+        if (WINDOWED in order.upper()) != (self.sliding_window is not None):
             raise ValueError(
                 "sliding_window and layers that it covers, W in attention_order, need each other"
             )
@@ -476,7 +506,7 @@ class ModelSpec(ClosedDocument):
         if self.sliding_window is None and self.linear_attention is None:
             return self.layers
         if self.attention_order is not None:
-            return self.attention_order.count(FULL)
+            return self.attention_order.upper().count(FULL)
         return self.layers // self.full_attention_every if self.full_attention_every else 0
 
     @property
@@ -528,7 +558,7 @@ class ModelSpec(ClosedDocument):
         if self.hybrid_pattern is not None:
             return self.unlike_layers
         attends = self.attention_letters
-        if self.window_heads is None:
+        if not self.kinds_apart:
             attends = attends.replace(WINDOWED, FULL)
         layers = self._with_letters(attends)
         if self._layers_ahead:
@@ -562,45 +592,75 @@ class ModelSpec(ClosedDocument):
         if self.hybrid_pattern is not None:
             return LayerKind(pattern_shares(symbols[:1]), AttentionShares())
         experts = float(symbols[1] == "E")
-        linear = float(symbols[0] == LINEAR)
-        windowed = float(symbols[0] == WINDOWED and self.window_heads is not None)
-        attention = AttentionShares(1.0 - linear - windowed, windowed, linear)
+        attention = self._shares_of(symbols[:1])
         return LayerKind(BlockShares(1.0, 0.0, 1.0 - experts, experts), attention)
+
+    def _shares_of(self, attends: str) -> AttentionShares:
+        """How much of the attention of so many layers, a letter each, is of which kind."""
+        if not self.kinds_apart:
+            attends = attends.replace(WINDOWED, FULL)
+        beside = [attends.count(letter) / len(attends) for letter in "WLfw"]
+        return AttentionShares(1.0 - sum(beside) if FULL in attends else 0.0, *beside)
 
     @property
     def in_full(self) -> ModelSpec:
-        """The model, were all its layers as those that attend in full; itself where kinds share heads."""
-        return self if self.window_heads is None else self.kinds_apart[0]
+        """The model, were all its layers as those that attend in full; itself where kinds are alike."""
+        return self.kinds_apart.get(FULL, self)
 
     @property
     def in_windows(self) -> ModelSpec:
-        """The model, were all its layers as those with a window; itself where kinds share heads."""
-        return self if self.window_heads is None else self.kinds_apart[1]
+        """The model, were all its layers as those with a window; itself where kinds are alike."""
+        return self.kinds_apart.get(WINDOWED, self)
 
     @cached_property
-    def kinds_apart(self) -> tuple[ModelSpec, ...]:
-        """`in_full` and `in_windows` where they are other models; empty where kinds share heads."""
-        windowed = self.window_heads
-        if windowed is None:
-            return ()
-        full = self._of_one_kind("sliding_window", "full_attention_every", "chunked_windows")
-        heads = {
-            "heads": windowed.heads or self.heads,
-            "kv_heads": windowed.kv_heads,
-            "head_dim": windowed.head_dim,
-            "attention_sinks": self.attention_sinks or windowed.sinks,
-            "full_attention_every": 0,
-        }
-        return full, self._of_one_kind("values_are_keys", **heads)
+    def kinds_apart(self) -> dict[str, ModelSpec]:
+        """By letter of `attention_letters` the model, were all its layers of that kind.
+
+        Empty where layers with softmax attention have the same matrices.
+        """
+        order, windowed = self.attention_order or "", self.window_heads
+        reused = {letter for letter in order if letter.islower()}
+        if windowed is None and not reused:
+            return {}
+        no_window = ("sliding_window", "full_attention_every", "chunked_windows", "window_heads")
+        kinds = {FULL: self._of_one_kind(*no_window)}
+        if windowed is not None:
+            kinds[WINDOWED] = self._of_one_kind(
+                "values_are_keys",
+                heads=windowed.heads or self.heads,
+                kv_heads=windowed.kv_heads,
+                head_dim=windowed.head_dim,
+                attention_sinks=self.attention_sinks or windowed.sinks,
+                full_attention_every=0,
+            )
+        elif WINDOWED in order:
+            kinds[WINDOWED] = self._of_one_kind(full_attention_every=0)
+        width = self.reusing_ffn_hidden or self.ffn_hidden
+        for letter in sorted(reused):
+            kinds[letter] = kinds[letter.upper()]._of_one_kind(ffn_hidden=width)
+            kinds[letter]._reuses = True
+        return kinds
+
+    _reuses: bool = PrivateAttr(default=False)
+
+    @property
+    def reuses(self) -> bool:
+        """Whether it is one of `kinds_apart` whose layers reuse what an earlier layer made."""
+        return self._reuses
 
     @property
     def most_heads(self) -> int:
         """Query heads of the kind of layer that has most."""
-        return max(kind.heads for kind in self.kinds_apart or (self,))
+        return max(kind.heads for kind in self.kinds_apart.values() or (self,))
+
+    @property
+    def widest_feed_forward(self) -> int:
+        """Width of the dense feed-forward in the kind of layer whose is widest."""
+        return max(self.ffn_hidden, self.reusing_ffn_hidden or 0)
 
     def _of_one_kind(self, *without: str, **fields: int) -> ModelSpec:
         """The model with layers that attend alike, without some fields and with others."""
-        left = {"window_heads", "attention_order", *without}
+        left = {"window_heads", "attention_order", "reusing_ffn_hidden", *without}
         stated = self.model_dump(exclude_unset=True, exclude=left)
         return type(self).model_validate(stated | fields)
 
@@ -619,18 +679,22 @@ class ModelSpec(ClosedDocument):
     @property
     def attention_kinds(self) -> tuple[AttentionShares, ...]:
         """A layer of each kind of softmax attention with heads of its own; else the mean layer alone."""
-        if self.window_heads is None:
+        if not self.kinds_apart:
             return (self.attention_shares,)
-        return AttentionShares(), AttentionShares(0.0, 1.0)
+        return tuple(self._shares_of(letter) for letter in self.kinds_apart)
 
     @property
     def attention_shares(self) -> AttentionShares:
         """Attention of each kind in the mean of the layers that have attention."""
-        windowed = 0.0
-        if self.window_heads is not None:
-            windowed = self.windowed_layers / self.layers
+        if self.kinds_apart:
+            return self._shares_of(self.attention_letters)
         linear = self.linear_fraction
-        return AttentionShares(1.0 - linear - windowed, windowed, linear)
+        return AttentionShares(full=1.0 - linear, linear=linear)
+
+    @property
+    def indexing_layers(self) -> int:
+        """Layers with an indexer of their own; 0 where queries attend to all positions."""
+        return 0 if self.indexer is None else self.attention_letters.count(FULL)
 
     @property
     def windowed_layers(self) -> int:

@@ -32,6 +32,7 @@ from meshwright.costmodel.textbook import (
 )
 from meshwright.errors import InfeasibleError, InputError, check_choice
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.model_specs.blocks import ATTENTION_NAMES, FULL
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT
 from meshwright.planner.plan.document import Plan
@@ -436,11 +437,12 @@ def _attention_widths(model: ModelSpec, tp: int) -> Iterator[tuple[str, float | 
     if not model.blocks.attention:
         return
     kinds = {"attention": model}
-    if model.window_heads is not None:
-        kinds["windowed attention"] = model.in_windows
+    for letter, kind in model.kinds_apart.items():
+        if letter != FULL and kind.attention is None:
+            kinds[f"{ATTENTION_NAMES[letter]} attention"] = kind
     for name, kind in kinds.items():
         of_head = kind.qk_head_dim + (0 if kind.values_are_keys else kind.v_head_dim)
-        key_value = max(kind.kv_heads / tp, 1.0) * of_head
+        key_value = 0.0 if kind.reuses else max(kind.kv_heads / tp, 1.0) * of_head
         inputs = None if kind.attention else kind.heads / tp * kind.qk_head_dim + key_value
         yield name, inputs, kind.heads / tp * kind.v_head_dim
 

@@ -39,6 +39,7 @@ from meshwright.model_specs.blocks import (
     RopeScaling,
     repeated_part,
     runs,
+    sharing_schedule,
 )
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.writer import (
@@ -96,6 +97,8 @@ _SENTENCES = {
     "norm_bias": "Layer norms have a shift beside their scale.",
     "final_logit_cap": "Logits are not capped at {model.final_logit_cap:g}.",
     "window_heads": "Layers with a window have the heads of those in full.",
+    "reusing_ffn_hidden": "Dense feed-forwards all have one width.",
+    "layer_inputs": "Layers read no token table of their own.",
     "value_head_dim": "Values are as wide as keys.",
     "attention_head_gates": "Heads of attention have no gates.",
     "values_are_keys": "Values have a projection of their own.",
@@ -164,6 +167,8 @@ def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
         "norm_bias": not model.norm_bias,
         "final_logit_cap": model.final_logit_cap is not None,
         "window_heads": model.window_heads is not None,
+        "reusing_ffn_hidden": model.reusing_ffn_hidden is not None,
+        "layer_inputs": model.layer_inputs is not None,
         "value_head_dim": model.value_head_dim is not None,
         "attention_head_gates": model.attention_head_gates,
         "values_are_keys": model.values_are_keys,
@@ -344,6 +349,9 @@ def _attention(model: ModelSpec) -> dict[str, object]:
             "indexer_sparse_loss": True,
             "rope_fusion": False,
         }
+        schedule = sharing_schedule(model.attention_order or "")
+        if schedule is not None and model.kinds_apart:
+            said["indexer_first"], said["indexer_every"] = schedule
     if model.linear_attention is not None:
         # A frequency of n makes each n-th layer attend in full; no number makes none do.
         every = None if model.attention_order is not None else model.full_attention_every
@@ -356,7 +364,7 @@ def _attention(model: ModelSpec) -> dict[str, object]:
         said["window"] = f"{model.sliding_window - 1},0"
         said["full_attention_every"] = model.full_attention_every or None
         if model.attention_order is not None:
-            said["full_attention_every"] = layer_list(model.attention_order, WINDOWED)
+            said["full_attention_every"] = layer_list(model.attention_order.upper(), WINDOWED)
     return said
 
 

@@ -215,7 +215,15 @@ def _blocks(model: ModelSpec) -> Iterator[tuple[str, str]]:
         where = "beside attention" if model.mamba_beside_attention else "by the pattern"
         yield "Mamba-2", f"{heads}, {counted(mamba.groups, 'group')}, {where}"
     if model.has_dense_feed_forward:
-        yield "feed-forward width", f"{count(model.ffn_hidden)}, {model.activation}"
+        widths = count(model.ffn_hidden)
+        if model.reusing_ffn_hidden is not None:
+            widths = f"{widths}, {count(model.reusing_ffn_hidden)} in reusing layers"
+        yield "feed-forward width", f"{widths}, {model.activation}"
+    if model.layer_inputs is not None:
+        yield (
+            "layer inputs",
+            f"{count(model.layer_inputs)} elements of a token table for each layer",
+        )
     if moe is not None:
         shared = f", {moe.shared_experts} shared" if moe.shared_experts else ""
         size = f"{moe.experts} of width {count(moe.moe_ffn_hidden)}"
@@ -249,7 +257,8 @@ def _attention(model: ModelSpec) -> str:
     words = f"{model.heads} heads{gated}, multi-head latent attention (ranks: {ranks})"
     if model.indexer is None:
         return words
-    return f"{words}, {count(model.indexer.top_k)} positions by an indexer"
+    words = f"{words}, {count(model.indexer.top_k)} positions by an indexer"
+    return f"{words} in {model.indexing_layers} layers" if model.kinds_apart else words
 
 
 def catalog_rows(kind: str) -> list[dict[str, Any]]:

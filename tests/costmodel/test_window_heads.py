@@ -326,7 +326,13 @@ def test_only_heads_that_flash_attention_takes_have_its_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "trained"), [("gemma-4-31b", 61_214_720), ("gemma-4-26b-a4b", 9_999_360)]
+    ("name", "trained"),
+    [
+        ("gemma-4-31b", 61_214_720),
+        ("gemma-4-26b-a4b", 9_999_360),
+        ("gemma-4-e2b", 13_166_592),
+        ("gemma-4-e4b", 19_439_616),
+    ],
 )
 def test_adapters_are_as_many_as_peft_makes(name: str, trained: int) -> None:
     """Rank 8 beside all linear layers of `Gemma4ForCausalLM`, counted in peft 0.21: experts have none."""

@@ -121,7 +121,14 @@ def test_slips_are_named(train: str, rank: int | None, targets: str | None, word
 
 
 def test_every_target_is_a_matrix_of_some_model() -> None:
-    names = ("llama-3-8b", "deepseek-v3", "nemotron-h-8b", "mixtral-8x7b", "deepseek-v2")
+    names = (
+        "llama-3-8b",
+        "deepseek-v3",
+        "nemotron-h-8b",
+        "mixtral-8x7b",
+        "deepseek-v2",
+        "gemma-4-e2b",
+    )
     mamba = load_catalog_model("mamba-codestral-7b")
     models = [mamba, *map(load_catalog_model, names)]
     indexer = {"wq_b", "wk", "weights_proj"}  # of DeepSeek-V3.2

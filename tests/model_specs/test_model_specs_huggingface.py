@@ -56,8 +56,11 @@ PUBLISHED = {
     "gemma-3-4b": 3_884e6,  # language part, Gemma 3 report, arXiv 2503.19786, table 1: 675M and 3,209M
     "gemma-4-12b": 11_907_350_272,  # built; 12B on the hub
     "gemma-4-26b-a4b": 25_233_141_760,  # built; 25.2B on the model card
+    "gemma-4-e2b": 4_628_569_344,  # built, text alone
+    "gemma-4-e4b": 7_463_013_376,  # built, text alone
     "gemma-4-31b": 30_697_345_280,  # built; 30.7B on the model card
     "glm-5": 743_911_218_432,  # built; 744B in its release notes (Z.ai, February 2026)
+    "glm-5.2": 743_377_019_904,  # built: 57 layers without an indexer of 9,371,904
     "glm-4.5-air": 106_852_251_264,  # built; 106B in arXiv 2508.06471, table 1
     "gpt-oss-20b": 20_914_757_184,
     "gemma-3-27b": 27_432_406_640 - 423_060_336,  # built, less the encoder counted below
@@ -918,6 +921,57 @@ def test_mimo_has_narrower_values_and_sinks_under_its_window_alone() -> None:
     assert parameter_count(read(rest)) == parameter_count(published)
 
 
+def test_last_layers_of_small_gemma_4_reuse_keys_and_values() -> None:
+    model = read(config("gemma-4-e2b"))
+    assert model.attention_order == "WWWWF" * 3 + "wwwwf" * 4
+    assert (model.ffn_hidden, model.reusing_ffn_hidden, model.layer_inputs) == (6144, 12_288, 256)
+    assert model.layer_kinds[13:17] == (
+        "windowed attention and feed-forward",
+        "full attention and feed-forward",
+        "reusing windowed attention and feed-forward",
+        "reusing windowed attention and feed-forward",
+    )
+    # Queries and the output of 8 heads; keys and values of one, with two norms or one of queries alone.
+    of_layer = {
+        letter: attention_parameters(model.kinds_apart[letter]) for letter in ("F", "W", "f", "w")
+    }
+    assert of_layer == {
+        "F": 1536 * (2 * 8 + 2) * 512 + 2 * 512,
+        "W": 1536 * (2 * 8 + 2) * 256 + 2 * 256,
+        "f": 1536 * 2 * 8 * 512 + 512,
+        "w": 1536 * 2 * 8 * 256 + 256,
+    }
+    numbers = {"F": 3, "W": 12, "f": 4, "w": 16}
+    attention = sum(numbers[letter] * of_layer[letter] for letter in numbers)
+    feed_forward = 3 * 1536 * (15 * 6144 + 20 * 12_288)
+    inputs = 35 * (262_144 * 256 + 3 * 1536 * 256) + 256
+    around = 262_144 * 1536 + 1536 + 35 * 5 * 1536
+    assert parameter_count(model) == attention + feed_forward + inputs + around
+    # Two billion effective parameters (ai.google.dev/gemma/docs/core): those without the tables of layers.
+    assert active_parameter_count(model, input_embedding=False) == 2_279_758_848
+    narrow = read(config("gemma-4-e4b"))
+    assert (narrow.reusing_ffn_hidden, narrow.widest_feed_forward) == (None, 10_240)
+    assert narrow.attention_order == "WWWWWF" * 4 + "wwwwwf" * 3
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"indexer_types": None},
+        {"indexer_types": None, "index_topk_pattern": "FFF" + "SSSF" * 18 + "SSS"},
+    ],
+)
+def test_indexers_that_layers_share_are_read_wherever_they_are_said(says: dict[str, Any]) -> None:
+    listed = read(config("glm-5.2"))
+    assert listed.attention_order == "FFF" + "fffF" * 18 + "fff"
+    assert listed.indexing_layers == 21
+    assert read(config("glm-5.2") | says) == listed
+    every = read(config("glm-5.2") | {"indexer_types": ["full"] * 78})
+    assert every.attention_order is None
+    indexer = 2048 * 32 * 128 + 6144 * (128 + 32) + 2 * 128
+    assert parameter_count(every) - parameter_count(listed) == 57 * indexer
+
+
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
@@ -928,9 +982,19 @@ def test_mimo_has_narrower_values_and_sinks_under_its_window_alone() -> None:
             "attn_output_gate: only true is supported",
         ),
         (
-            "glm-5",
-            {"index_topk_freq": 4},
-            "index_topk_freq: only 1 is supported: an indexer in every",
+            "glm-5.2",
+            {"indexer_types": ["full"] * 77},
+            "indexer_types: must say full or shared for each of 78 layers",
+        ),
+        (
+            "gemma-4-e2b",
+            {"num_kv_shared_layers": 35},
+            "num_kv_shared_layers: must leave a layer of each kind that makes keys and values",
+        ),
+        (
+            "gemma-4-e2b",
+            {"vocab_size_per_layer_input": 128},
+            "vocab_size_per_layer_input: only vocab_size 262144 is supported",
         ),
     ],
 )
@@ -1082,7 +1146,7 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
         ),
         (
             {"model_type": "gemma3n_text", "hidden_size_per_layer_input": 256},
-            "hidden_size_per_layer_input: a token table for each layer",
+            "hidden_size_per_layer_input: residuals in several streams beside a token table for each",
         ),
         (
             {"model_type": "inkling_text", "swa_num_key_value_heads": 8},

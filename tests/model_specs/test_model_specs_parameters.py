@@ -43,12 +43,12 @@ CATALOG = tuple(
     qwen2.5-14b qwen2.5-32b qwen2.5-72b qwen3-0.6b qwen3-1.7b qwen3-4b qwen3-14b mistral-7b
     mistral-nemo-12b phi-4 smollm2-1.7b
     gemma-2-2b gemma-2-9b gemma-2-27b gemma-3-1b gemma-3-4b gemma-3-12b gemma-3-27b gemma-4-12b
-    gemma-4-26b-a4b gemma-4-31b glm-4.5-air glm-4.5
+    gemma-4-e2b gemma-4-e4b gemma-4-26b-a4b gemma-4-31b glm-4.5-air glm-4.5
     minimax-m2.5 olmo-2-7b olmo-2-13b olmo-2-32b olmo-3-7b phi-3-mini-4k
     phi-4-mini deepseek-v2-lite moonlight-16b-a3b smollm2-135m smollm2-360m mistral-small-24b
     qwen2.5-vl-7b qwen3-vl-8b qwen3-vl-30b-a3b qwen3-vl-235b-a22b
     llama-4-scout llama-4-maverick qwen3-next-80b-a3b qwen3.5-9b qwen3.5-35b-a3b qwen3.5-27b glm-5
-    glm-4.7-flash nemotron-3.5-lightning
+    glm-4.7-flash nemotron-3.5-lightning glm-5.2 a.x-k1-519b mimo-v2-flash step-3.5-flash ling-3.0-flash
     granite-4.0-h-small nemotron-3-super-120b-a12b seed-oss-36b smollm3-3b ernie-4.5-21b-a3b
     """.split()  # noqa: SIM905
 )

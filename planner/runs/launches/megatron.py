@@ -31,7 +31,7 @@ from meshwright.frameworks.megatron import (
     SPARSE,
 )
 from meshwright.model_specs.adapters import EXPERTS
-from meshwright.model_specs.blocks import LINEAR, WINDOWED, order_fields
+from meshwright.model_specs.blocks import FULL, LINEAR, WINDOWED, order_fields
 from meshwright.model_specs.reader import load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import (
@@ -104,6 +104,7 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
         model["attention"] = _latent_attention(said)
         model["qk_norm"] = False
         model.pop("head_dim", None)
+        model |= _shared_indexers(said, layers)
     if said["moe.experts"] > 1:
         model["moe"] = _moe(said, layers, model["ffn_hidden"], biases=biases)
     if pattern is not None:
@@ -256,13 +257,20 @@ def _latent_attention(said: Said) -> dict[str, Any]:
     if said["attention_variant"] == SPARSE:
         sizes = (word for word in ARGUMENTS if word.startswith("attention.indexer."))
         latent["indexer"] = {word.rpartition(".")[2]: _needed(said, word) for word in sizes}
-        if said.line.integer("--dsa-indexer-topk-freq", 1) > 1:
-            what = "only 1 can be priced: an indexer in every layer"
-            raise InputError(what, where=f"{said.line.where}: --dsa-indexer-topk-freq")
         if said["indexer_kernels"] != "cudnn":
             what = "is cudnn in what is priced: other kernels move every score through memory"
             raise said.error("indexer_kernels", what)
     return latent
+
+
+def _shared_indexers(said: Said, layers: int) -> dict[str, Any]:
+    """Which layers have an indexer of their own (megatron/core/transformer/experimental_attention_variant/
+    dsa.py, is_dsa_skip_topk_layer)."""
+    every, first = max(said["indexer_every"], 1), max(said["indexer_first"], 1)
+    own = [max(number - first, 0) % every == 0 for number in range(1, layers + 1)]
+    if said["attention_variant"] != SPARSE or all(own):
+        return {}
+    return {"attention_order": "".join(FULL if each else FULL.lower() for each in own)}
 
 
 def _moe(said: Said, layers: int, ffn: int, *, biases: bool) -> dict[str, Any]:

@@ -106,11 +106,19 @@ HAND_MADE: dict[str, dict[str, Any]] = {
 }
 
 
+def megatron_has_layers_of(model: ModelSpec) -> bool:
+    """Whether arguments say more of the model's layers than that they are other ones."""
+    windowed, linear = model.window_heads, model.linear_attention
+    unlike_heads = windowed is not None and (windowed.heads is not None or windowed.sinks)
+    has_kda = linear is not None and linear.type == "kda"
+    return not (model.mamba_beside_attention or model.layer_inputs or unlike_heads or has_kda)
+
+
 def models() -> list[ParameterSet]:
     """The catalog but for what Megatron has no layer for, and models with fields that none of it has."""
     made = [ModelSpec(name=name, **COMMON, **fields) for name, fields in HAND_MADE.items()]
     catalog = map(load_catalog_model, catalog_names())
-    known = [model for model in catalog if not model.mamba_beside_attention]
+    known = [model for model in catalog if megatron_has_layers_of(model)]
     return [
         *(
             pytest.param(model, marks=() if at % 4 == 0 else SLOW, id=model.name)

@@ -207,6 +207,7 @@ MEGATRONS = [
     for name in catalog_names()
     if not load_catalog_model(name).mamba_beside_attention
     and load_catalog_model(name).window_heads is None
+    and name != "ling-3.0-flash"  # Kimi Delta Attention
 ]
 """Models that Megatron has layers for."""
 
