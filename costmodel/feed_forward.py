@@ -268,8 +268,9 @@ def _routed(c: Context) -> LayerTime:
     router = gemm_s(tokens, moe.experts, model.hidden, c.rates, sixteen_bit=True)
     unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
     activated = 0.0 if activates_in_products(c.workload) else local.copies * local.width
-    activation_f = activated * (2.0 * local.matrices + 2.0) * unfused
-    activation_b = activated * (4.0 * local.matrices + 2.0) * unfused
+    activation_f, activation_b = (
+        activated * of_element * unfused for of_element in c.element_bytes.activation
+    )
     moved = _moved_bytes(c, local, activation_f, activation_b)
     return block_time(
         {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)},
@@ -372,13 +373,15 @@ def _moved_bytes(c: Context, local: _Local, activation_f: Floats, activation_b: 
         permute_bytes = _PERMUTED_IN_TRANSFERS_BYTES
     permute = permute_bytes * local.copies * model.routed_width
     summed = _summed_bytes(c, local)
-    norm = 10.0 * c.tokens * model.hidden / c.sequence_shards
-    norm = norm + _ROUTER_BYTES * local.tokens * model.moe.experts
+    around_f, around_b = (of_element * c.hidden_elements for of_element in c.element_bytes.around)
+    router = _ROUTER_BYTES * local.tokens * model.moe.experts
     apart = 0.0 if activates_in_products(c.workload) else local.width
     cast_f = quantise_bytes(c, local.copies, model.routed_width + apart)
     cast_b = quantise_bytes(c, local.copies, local.matrices * apart + model.routed_width)
-    forward = norm + permute + summed + activation_f + cast_f
-    return Passes(forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b)
+    return Passes(
+        around_f + router + permute + summed + activation_f + cast_f,
+        around_b + 1.2 * router + 1.5 * permute + summed + activation_b + cast_b,
+    )
 
 
 def _summed_bytes(c: Context, local: _Local) -> Floats:
