@@ -524,7 +524,7 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
     if not stack.flash_attention and stack.fused_softmax and model.position == "learned":
         saved = saved + shares.total * _BLOCK_MASK_BYTES * width
     if "gate" in apart and model.gated:
-        gates = shares.feed_forward * model.ffn_hidden
+        gates: Floats = shares.feed_forward * model.ffn_hidden
         if model.moe is not None:
             copies = workload.imbalance(layout.ep) * model.moe.top_k
             routed = copies * model.moe.moe_ffn_hidden
