@@ -604,6 +604,27 @@ def _expert_launches_s(c: Context) -> Floats:
     return stack.launch_moe_layer_s * share
 
 
+_BIAS_OPERATORS, _FROZEN_BIAS_OPERATORS = 8.0, 4.0
+"""Of PyTorch for the bias behind each expert, which comes times a probability to its tokens' slice of the
+output: a product and a sum, and backward a product and a sum for the probability; of a trained bias as many
+for itself, and gradients of both biases added to those before."""
+_JOINED_OPERATORS = 3.0
+"""Slices of all experts joined and narrowed; backward their gradients joined."""
+
+
+def _expert_biases_s(c: Context) -> Floats:
+    """Host seconds of all passes of biases that each expert of a layer has added by itself.
+
+    Megatron adds the second so even where products are grouped (megatron/core/transformer/moe/experts.py,
+    TEGroupedMLP._apply_bias); the first is part of Transformer Engine's own kernels.
+    """
+    stack, moe = c.constants.framework, c.workload.model.moe
+    if moe is None or not moe.expert_bias or not stack.adds_biases_by_expert:
+        return 0.0
+    of_each = _FROZEN_BIAS_OPERATORS if frozen(c.workload) else _BIAS_OPERATORS
+    return (of_each * _local_experts(c) + _JOINED_OPERATORS) * stack.operator_launch_s
+
+
 def _token_counts_s(c: Context) -> Floats:
     """What the device waits for in a forward pass while the host learns which tokens an expert has."""
     stack = c.constants.framework
@@ -640,6 +661,7 @@ def _on_device(
             beside_s + shares.attention * _ROTARY_OPERATORS / _PASSES * stack.operator_launch_s
         )
     beside_s = beside_s + shares.tensor_parallel * _collectives_s(c, _OF_BLOCK)
+    beside_s = beside_s + shares.experts * _expert_biases_s(c) / _PASSES
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
     if not shares.experts:

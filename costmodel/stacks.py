@@ -75,6 +75,8 @@ class FrameworkConstants:
     loops_over_experts: bool
     """Whether experts run one after the other, each on a gather of its own tokens, in place of one grouped
     product."""
+    adds_biases_by_expert: bool
+    """Whether biases behind experts are added to one expert's tokens after the other's."""
     moe_sync_s: float
     """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
     serial_launch_s: float

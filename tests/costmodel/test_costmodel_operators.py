@@ -39,6 +39,7 @@ from meshwright.costmodel.rates import constants_for, kernel_rates
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.volumes import LevelBytes
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.parameters import active_matmul_parameters
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
@@ -376,6 +377,33 @@ def test_a_loop_over_experts_is_launched_expert_by_expert() -> None:
     waits_s = 8 * 2 * stack.operator_launch_s
     taken_s = sum(float(np.asarray(part)) for part in times.moe.parts.values())
     assert taken_s == pytest.approx(3 * launches_s + waits_s, rel=0.1)
+
+
+@pytest.mark.parametrize(("train", "of_each"), [("full", 8), ("lora", 4)])
+def test_biases_of_experts_are_launched_expert_by_expert(train: str, of_each: int) -> None:
+    """gpt-oss-20B on one GPU: on a few tokens its layer takes 32 times a product, a sum and their gradients
+    longer than without biases, and three operators that join them."""
+    adapters = AdapterSpec(rank=16, targets=("q_proj",)) if train == "lora" else None
+    model = load_catalog_model("gpt-oss-20b")
+    assert model.moe is not None
+    without = model.model_copy(update={"moe": model.moe.model_copy(update={"expert_bias": False})})
+    taken = []
+    for each in (model, without):
+        work = workload(
+            each,
+            gpus=1,
+            framework="megatron-bridge",
+            cuda_graph="none",
+            seq_len=8,
+            adapters=adapters,
+        )
+        small = context(work, Layout())
+        times = kind_times(small)
+        assert times.moe is not None
+        taken.append(sum(float(np.asarray(part)) for part in times.moe.parts.values()))
+    operators = 32 * of_each + 3
+    expected = operators * small.constants.framework.operator_launch_s
+    assert taken[0] - taken[1] == pytest.approx(expected, rel=0.1)
 
 
 def test_every_second_product_runs_again() -> None:
