@@ -519,8 +519,9 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
     """Bytes a token that eager stacks keep beside what fused kernels do.
 
     Rotary embeddings on their own keep queries and keys from before and after them, and a gate keeps what its
-    activation function returns (nanotron, models/llama.py, GLUActivation). Sequence parallelism that does not
-    gather again for the backward pass keeps the gathered inputs of both column-parallel products (nanotron,
+    activation function returns (nanotron, models/llama.py, GLUActivation; transformers 5.17,
+    models/mixtral/modeling_mixtral.py, MixtralExperts). Sequence parallelism that does not gather again for
+    the backward pass keeps the gathered inputs of both column-parallel products (nanotron,
     parallel/tensor_parallel/functional.py, tp_recompute_allgather; huggingface/nanotron pull request 208:
     69 GB instead of 61).
     """
@@ -538,7 +539,12 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
     if not stack.flash_attention and stack.fused_softmax and model.position == "learned":
         saved = saved + shares.total * _BLOCK_MASK_BYTES * width
     if "gate" in apart and model.gated:
-        saved = saved + shares.feed_forward * 2.0 * model.ffn_hidden / tp
+        gates: Floats = shares.feed_forward * model.ffn_hidden
+        if model.moe is not None:
+            copies = workload.imbalance(layout.ep) * model.moe.top_k
+            routed = copies * model.moe.moe_ffn_hidden
+            gates = gates + shares.experts * (routed + model.moe.shared_width)
+        saved = saved + 2.0 * gates / tp
     if workload.keeps_gathered_inputs:
         rest = 1.0 - 1.0 / sequence_shards(layout)
         saved = saved + shares.total * 2.0 * model.hidden * rest

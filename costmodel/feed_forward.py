@@ -223,6 +223,14 @@ moe/fused_a2a.py, fuse_permute_dispatch and fuse_unpermute_combine)."""
 _SORTED_TWICE_BYTES = 12.0
 """Bytes for each copy and element with NCCL's all-to-all, which sorts by rank, then by expert: before,
 between and after its transfers (Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
+_LOOPED_COPY_BYTES = Passes(14.0, 22.0)
+"""The same of a loop over experts, operator by operator: forward a gather (4), the product with a weight (4)
+and a sum into the output (6); backward a gather of gradients (4), their product with the weight (4), that
+with the output and its sum for the gradient of the weight (8), and a sum into the gradient of all tokens (6)
+(transformers 4.45, models/mixtral/modeling_mixtral.py, MixtralSparseMoeBlock.forward)."""
+_ZEROED_BYTES, _ADDED_BYTES = 2.0, 6.0
+"""An element of the output of that loop, and of the gradient of all tokens that each expert's gather has for
+itself; and of adding one more of these gradients to the others."""
 _ROUTER_BYTES = 40.0
 """Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
 _WRITTEN_BYTES = 2.0
@@ -327,8 +335,9 @@ def _routed(c: Context) -> LayerTime:
     router = gemm_s(tokens, moe.experts, model.hidden, c.rates, sixteen_bit=True)
     unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
     activated = 0.0 if activates_in_products(c.workload) else local.copies * local.width
-    activation_f = activated * (2.0 * local.matrices + 2.0) * unfused
-    activation_b = activated * (4.0 * local.matrices + 2.0) * unfused
+    activation_f, activation_b = (
+        activated * of_element * unfused for of_element in c.element_bytes.activation
+    )
     moved = _moved_bytes(c, local, activation_f, activation_b)
     return block_time(
         {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)},
@@ -425,19 +434,34 @@ def _moved_bytes(c: Context, local: _Local, activation_f: Floats, activation_b: 
     """Bytes of the memory-bound operators, forward and backward: norm, router, permutation, casts."""
     model = c.workload.model
     assert model.moe is not None
+    permuted = _permuted_bytes(c, local)
+    summed = _summed_bytes(c, local)
+    around_f, around_b = (of_element * c.hidden_elements for of_element in c.element_bytes.around)
+    router = _ROUTER_BYTES * local.tokens * model.moe.experts
+    apart = 0.0 if activates_in_products(c.workload) else local.width
+    cast_f = quantise_bytes(c, local.copies, model.routed_width + apart)
+    cast_b = quantise_bytes(c, local.copies, local.matrices * apart + model.routed_width)
+    return Passes(
+        around_f + router + permuted.forward + summed + activation_f + cast_f,
+        around_b + 1.2 * router + permuted.backward + summed + activation_b + cast_b,
+    )
+
+
+def _permuted_bytes(c: Context, local: _Local) -> Passes:
+    """Bytes that bring copies of tokens into the order of their experts and back, forward and backward."""
+    copies = local.copies * c.workload.model.routed_width
+    if c.constants.framework.loops_over_experts:
+        tokens = local.tokens * c.workload.model.routed_width
+        by_expert = local.experts * _ZEROED_BYTES + (local.experts - 1.0) * _ADDED_BYTES
+        return Passes(
+            _LOOPED_COPY_BYTES.forward * copies + _ZEROED_BYTES * tokens,
+            _LOOPED_COPY_BYTES.backward * copies + by_expert * tokens,
+        )
     plain = c.workload.moe_dispatch == "alltoall"
     permute_bytes = _SORTED_TWICE_BYTES if plain else _PERMUTE_BYTES
     if c.workload.permutes_in_dispatch and deduplicates(c.workload):
         permute_bytes = _PERMUTED_IN_TRANSFERS_BYTES
-    permute = permute_bytes * local.copies * model.routed_width
-    summed = _summed_bytes(c, local)
-    norm = 10.0 * c.tokens * model.hidden / c.sequence_shards
-    norm = norm + _ROUTER_BYTES * local.tokens * model.moe.experts
-    apart = 0.0 if activates_in_products(c.workload) else local.width
-    cast_f = quantise_bytes(c, local.copies, model.routed_width + apart)
-    cast_b = quantise_bytes(c, local.copies, local.matrices * apart + model.routed_width)
-    forward = norm + permute + summed + activation_f + cast_f
-    return Passes(forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b)
+    return Passes(permute_bytes * copies, 1.5 * permute_bytes * copies)
 
 
 def _summed_bytes(c: Context, local: _Local) -> Floats:

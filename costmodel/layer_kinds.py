@@ -576,19 +576,70 @@ _SHARE_WITHOUT_CASTS = _AT_16_BITS / (_AT_16_BITS + CAST_KERNELS)
 """Kernels of a layer of attention and experts at 16 bits over those of one whose operands are cast."""
 
 
-def _expert_launches_s(c: Context) -> float:
+_LOOP_OPERATORS = 12.0
+"""Of PyTorch for each expert of a loop over them: three that find its tokens, a gather of states and one of
+weights, three products, activation function, gate, weighting, and the sum into the output (transformers 4.45,
+models/mixtral/modeling_mixtral.py, MixtralSparseMoeBlock.forward)."""
+_LOOP_ROUTER_OPERATORS = 10.0
+"""Ahead of them: product, softmax, choice, its sum and quotient, a cast, the zeroed output, three of the
+mask."""
+_LOOP_WAITED_OPERATORS = 2.0
+"""That the device waits for once an expert's tokens are known: the call's own return and the gather."""
+
+
+def _local_experts(c: Context) -> Floats:
+    """Experts of a rank; 0 of a model without."""
+    moe = c.workload.model.moe
+    experts: Floats = (moe.experts if moe else 0) / np.asarray(c.layout.ep)
+    return experts
+
+
+def _expert_launches_s(c: Context) -> Floats:
     """Host seconds of one forward pass of a layer of attention and experts.
 
     `launch_moe_layer_s` was measured with casts, under fused dispatchers. DeepEP and HybridEP dispatch with
     few kernels. What the others launch to count, sort and send tokens is about as much as the casts that they
-    lack at 16 bits (megatron/core/transformer/moe/token_dispatcher.py).
+    lack at 16 bits (megatron/core/transformer/moe/token_dispatcher.py). A loop over experts is counted.
     """
+    stack = c.constants.framework
+    if stack.loops_over_experts:
+        operators = _LOOP_ROUTER_OPERATORS + _LOOP_OPERATORS * _local_experts(c)
+        return 0.5 * stack.launch_layer_s + operators * stack.operator_launch_s
     fused = deduplicates(c.workload)
     share = _SHARE_WITHOUT_CASTS if fused and not c.cast_bytes else 1.0
-    return c.constants.framework.launch_moe_layer_s * share
+    return stack.launch_moe_layer_s * share
 
 
-def _own_launches_s(c: Context, shares: BlockShares) -> float:
+_BIAS_OPERATORS, _FROZEN_BIAS_OPERATORS = 8.0, 4.0
+"""Of PyTorch for the bias behind each expert, which comes times a probability to its tokens' slice of the
+output: a product and a sum, and backward a product and a sum for the probability; of a trained bias as many
+for itself, and gradients of both biases added to those before."""
+_JOINED_OPERATORS = 3.0
+"""Slices of all experts joined and narrowed; backward their gradients joined."""
+
+
+def _expert_biases_s(c: Context) -> Floats:
+    """Host seconds of all passes of biases that each expert of a layer has added by itself.
+
+    Megatron adds the second so even where products are grouped (megatron/core/transformer/moe/experts.py,
+    TEGroupedMLP._apply_bias); the first is part of Transformer Engine's own kernels.
+    """
+    stack, moe = c.constants.framework, c.workload.model.moe
+    if moe is None or not moe.expert_bias or not stack.adds_biases_by_expert:
+        return 0.0
+    of_each = _FROZEN_BIAS_OPERATORS if frozen(c.workload) else _BIAS_OPERATORS
+    return (of_each * _local_experts(c) + _JOINED_OPERATORS) * stack.operator_launch_s
+
+
+def _token_counts_s(c: Context) -> Floats:
+    """What the device waits for in a forward pass while the host learns which tokens an expert has."""
+    stack = c.constants.framework
+    if stack.loops_over_experts:
+        return _LOOP_WAITED_OPERATORS * stack.operator_launch_s * _local_experts(c)
+    return stack.moe_sync_s
+
+
+def _own_launches_s(c: Context, shares: BlockShares) -> Floats:
     """Host seconds of one forward pass of a layer, without adapters, collectives or loops over blocks.
 
     A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
@@ -620,6 +671,7 @@ def _on_device(
         # Launches of a block: two products, an activation, a norm and a residual.
         beside_s = beside_s + 0.5 * stack.launch_layer_s
         blocks.append(layer_inputs_block(c))
+    beside_s = beside_s + shares.experts * _expert_biases_s(c) / _PASSES
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
     if not shares.experts:
@@ -629,7 +681,9 @@ def _on_device(
     layer = joined(*blocks)
     layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
     waits = np.where(recomputes_experts(c.layout), 2.0, 1.0)
-    return _OnDevice(layer, launch_s + beside_s, shares.experts * stack.moe_sync_s * waits, shares)
+    return _OnDevice(
+        layer, launch_s + beside_s, shares.experts * _token_counts_s(c) * waits, shares
+    )
 
 
 def _unlike(c: Context) -> tuple[KindTime | None, KindTime | None, dict[str, KindTime]]:

@@ -72,6 +72,11 @@ class FrameworkConstants:
     collective_launch_s: float
     """Host time of one tensor-parallel collective and what is done around it, where `launch_layer_s` is of a
     layer without."""
+    loops_over_experts: bool
+    """Whether experts run one after the other, each on a gather of its own tokens, in place of one grouped
+    product."""
+    adds_biases_by_expert: bool
+    """Whether biases behind experts are added to one expert's tokens after the other's."""
     moe_sync_s: float
     """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
     serial_launch_s: float

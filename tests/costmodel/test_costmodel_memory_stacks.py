@@ -128,6 +128,22 @@ def test_operator_level_recomputation_of_llama_3_8b(framework: str, each: int) -
     assert np.asarray(kept) / LLAMA_8B_TOKENS == pytest.approx(each)
 
 
+@pytest.mark.parametrize(("framework", "of_copy"), [("torchtitan", 6), ("fsdp2", 8)])
+def test_gates_of_experts_are_kept_where_they_run_apart(framework: str, of_copy: int) -> None:
+    """Of each of Mixtral's two copies and each element of an expert: both inputs of the gate and its output,
+    and on transformers what its activation function returns."""
+    plain = workload("mixtral-8x7b", framework)
+    assert plain.model.moe is not None
+    width = plain.model.moe.moe_ffn_hidden
+    wider = plain.model.moe.model_copy(update={"moe_ffn_hidden": width + 1})
+    works = replace(plain, model=plain.model.model_copy(update={"moe": wider})), plain
+    more, less = (
+        activation_bytes_per_layer(work, Layout(dp=8, zero_stage=3), experts=True)[0]
+        for work in works
+    )
+    assert np.asarray(more) - np.asarray(less) == pytest.approx(2 * of_copy * plain.seq_len)
+
+
 def test_torchtitan_keeps_no_quantised_weights_and_no_quantised_inputs() -> None:
     layout = Layout(dp=8, zero_stage=3)
     peaks = {

@@ -19,7 +19,7 @@ from meshwright.costmodel import layer_kinds as ends
 from meshwright.costmodel import layer_kinds as kinds
 from meshwright.costmodel.attention import attention_block, turns_stepwise, window_share
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.feed_forward import dense_mlp, routed_copies
+from meshwright.costmodel.feed_forward import dense_mlp, moe_mlp, routed_copies
 from meshwright.costmodel.kernels import (
     Rates,
     attention_pair_flops,
@@ -39,6 +39,7 @@ from meshwright.costmodel.rates import constants_for, kernel_rates
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.volumes import LevelBytes
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.parameters import active_matmul_parameters
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
@@ -324,6 +325,85 @@ def test_eager_operators_move_what_their_code_says() -> None:
     fused = element_bytes(work, fused=True, eager=False, fused_norm=True)
     assert (eager.around, eager.rotary, eager.activation) == ((42, 82), (20, 20), (10, 18))
     assert (fused.around, fused.rotary, fused.activation) == ((10, 12), (4, 4), (6, 10))
+
+
+def test_experts_run_the_operators_of_their_stack() -> None:
+    """Mixtral on transformers: two experts of 14,336 for a token, gates of 10 and 18 bytes an element where
+    one kernel moves 6 and 10, and around them 42 and 82 of the hidden width in place of 10 and 12."""
+    layout = Layout(dp=8, zero_stage=3)
+    eager, fused = (
+        context(workload("mixtral-8x7b", gpus=8, framework=framework), layout)
+        for framework in ("fsdp2", "torchtitan")
+    )
+    blocks = moe_mlp(eager), moe_mlp(fused)
+    further = [
+        [float(np.asarray(getattr(each, passes)["memory_bound"])) for each in blocks]
+        for passes in ("forward", "backward")
+    ]
+    width, hidden = 2 * 14336, 4096
+    for (more, less), moved in zip(
+        further, (4 * width + 32 * hidden, 8 * width + 70 * hidden), strict=True
+    ):
+        assert more - less == pytest.approx(2048 * moved / eager.rates.hbm_bytes_per_s)
+
+
+def test_a_loop_over_experts_gathers_and_sums_for_each() -> None:
+    """Mixtral on transformers 4.45, of each element of a token's hidden width: forward 14 bytes of each of
+    two copies and 2 of the zeroed output, in place of 8 a copy; backward 22 a copy, 2 for each of eight
+    zeroed gradients and 6 for each of seven sums, in place of 12 a copy."""
+    layout = Layout(dp=8, zero_stage=3)
+    looped, grouped = (
+        context(workload("mixtral-8x7b", gpus=8, framework=framework), layout)
+        for framework in ("fsdp2-2024", "fsdp2")
+    )
+    blocks = moe_mlp(looped), moe_mlp(grouped)
+    for passes, moved in (("forward", 2 * 14 + 2 - 2 * 8), ("backward", 2 * 22 + 16 + 42 - 2 * 12)):
+        by_loop, by_group = (
+            float(np.asarray(getattr(each, passes)["memory_bound"])) for each in blocks
+        )
+        expected = 2048 * 4096 * moved / looped.rates.hbm_bytes_per_s
+        assert by_loop - by_group == pytest.approx(expected)
+
+
+def test_a_loop_over_experts_is_launched_expert_by_expert() -> None:
+    """On a few tokens a layer takes what its host does: three passes of half a layer, ten operators of the
+    router and twelve of each of eight experts, and a wait for two of each expert's."""
+    work = workload("mixtral-8x7b", gpus=8, framework="fsdp2-2024", cuda_graph="none", seq_len=8)
+    small = context(work, Layout(dp=8, zero_stage=3))
+    stack = small.constants.framework
+    times = kind_times(small)
+    assert times.moe is not None
+    launches_s = 0.5 * stack.launch_layer_s + (10 + 8 * 12) * stack.operator_launch_s
+    waits_s = 8 * 2 * stack.operator_launch_s
+    taken_s = sum(float(np.asarray(part)) for part in times.moe.parts.values())
+    assert taken_s == pytest.approx(3 * launches_s + waits_s, rel=0.1)
+
+
+@pytest.mark.parametrize(("train", "of_each"), [("full", 8), ("lora", 4)])
+def test_biases_of_experts_are_launched_expert_by_expert(train: str, of_each: int) -> None:
+    """gpt-oss-20B on one GPU: on a few tokens its layer takes 32 times a product, a sum and their gradients
+    longer than without biases, and three operators that join them."""
+    adapters = AdapterSpec(rank=16, targets=("q_proj",)) if train == "lora" else None
+    model = load_catalog_model("gpt-oss-20b")
+    assert model.moe is not None
+    without = model.model_copy(update={"moe": model.moe.model_copy(update={"expert_bias": False})})
+    taken = []
+    for each in (model, without):
+        work = workload(
+            each,
+            gpus=1,
+            framework="megatron-bridge",
+            cuda_graph="none",
+            seq_len=8,
+            adapters=adapters,
+        )
+        small = context(work, Layout())
+        times = kind_times(small)
+        assert times.moe is not None
+        taken.append(sum(float(np.asarray(part)) for part in times.moe.parts.values()))
+    operators = 32 * of_each + 3
+    expected = operators * small.constants.framework.operator_launch_s
+    assert taken[0] - taken[1] == pytest.approx(expected, rel=0.1)
 
 
 def test_every_second_product_runs_again() -> None:
