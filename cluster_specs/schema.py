@@ -283,7 +283,10 @@ class ClusterSpec(ClosedDocument):
                 )
         free = self.free_gpus
         if free != self.gpus:
-            raise ValueError(f"gpus: {self.gpus}, but the nodes listed have {free} free GPUs")
+            raise ValueError(
+                f"gpus: {self.gpus}, but the nodes listed have {free} free GPUs; leave gpus out, and they "
+                "are counted"
+            )
         return self
 
     @model_validator(mode="after")

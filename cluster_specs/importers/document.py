@@ -610,11 +610,14 @@ def _check_count(names: Sequence[str], oversubscription: Sequence[float]) -> Non
 
 
 def _ordered(data: Mapping[str, Any], cluster: ClusterSpec) -> dict[str, Any]:
-    """The fields in the order of reading, the long list of nodes last."""
+    """The fields in the order of reading, the long list of nodes last.
+
+    Of listed nodes the free GPUs are counted, so that `free_gpus` of one is all that has to be edited.
+    """
     first = ("name", "base", "device", "gpus")
-    data = {**data, "gpus": cluster.gpus}
+    data = {**data, "gpus": None if cluster.nodes else cluster.gpus}
     rest = [key for key in data if key not in (*first, "nodes")]
-    return {key: data[key] for key in (*first, *rest, "nodes") if key in data}
+    return {key: data[key] for key in (*first, *rest, "nodes") if data.get(key) is not None}
 
 
 # `nvidia-smi topo -m`: how the GPUs and NICs of one node are joined.

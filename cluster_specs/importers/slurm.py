@@ -2,7 +2,8 @@
 
 Format: topology.conf(5) of Slurm 26.11 (SchedMD/slurm doc/man/man5/topology.conf.5). Keys are
 case-insensitive, `#` starts a comment, a backslash at the end joins lines. `LinkSpeed` has no unit in Slurm
-and is passed over.
+and is passed over. `scontrol show topology` prints the same lines with a `Level` or `BlockIndex`, and behind
+a switch of switches all nodes below it (`_print_topo_record` of SchedMD/slurm src/plugins/topology).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from meshwright.documents import compose
 from meshwright.errors import InputError, shown, suggestion
 
 _KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes")
-_CANONICAL = {key.lower(): key for key in _KEYS}
+_PRINTED = ("Level", "BlockIndex")
+"""What `scontrol show topology` adds; neither says more than the names."""
+_CANONICAL = {key.lower(): key for key in (*_KEYS, *_PRINTED)}
 _TITLE = re.compile(r"#\s*([A-Za-z0-9._-]+)=(\S.*?)\s*")
 
 
@@ -55,7 +58,6 @@ def read_conf(source: SourceText, titles: bool = False) -> FileFacts:
 
 def _tree(source: SourceText, lines: list[_Line], titles: dict[str, str]) -> FileFacts:
     tree = SwitchTree(source)
-    speeds = False
     for line in lines:
         name = line.fields.get("SwitchName")
         if not name:
@@ -67,9 +69,11 @@ def _tree(source: SourceText, lines: list[_Line], titles: dict[str, str]) -> Fil
             )
         for child in names(source, line.number, line.fields.get("Switches")):
             tree.hang_switch(child, name, line.number)
+        if "Level" in line.fields and "Switches" in line.fields:
+            continue
         for node in names(source, line.number, line.fields.get("Nodes")):
             tree.hang_node(node, name, line.number)
-        speeds = speeds or "LinkSpeed" in line.fields
+    speeds = any("LinkSpeed" in line.fields for line in lines)
     notes = (
         ("LinkSpeed has no unit in Slurm and is passed over; see --oversubscription",)
         if speeds

@@ -33,8 +33,8 @@ from meshwright.planner.analysis.waterfall import (
     read_baseline_on_parts,
     with_baseline,
 )
-from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.launch.writer import unlaunched
+from meshwright.planner.launch.plan_files import plan_files, writer_of
+from meshwright.planner.launch.writer import legal_launch, unlaunched
 from meshwright.planner.mixed.document import (
     AnyPlan,
     MixedPlan,
@@ -53,11 +53,14 @@ from meshwright.planner.runs.launches.torchtitan import OLD_NAMES, is_toml
 from meshwright.planner.runs.launches.trainers import swift_command
 from meshwright.planner.runs.prediction import arrangement, predict_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run
+from meshwright.planner.runs.run_terms import layout_document
 
 # Flags in the text of a script, changed where they stand: the lines around them stay as they are.
 
 
 _VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|(?!--)[^\s\\)"']+)"""
+_SUBCOMMAND = "activation-checkpoint:"
+"""Of torchtitan, ahead of its value and behind all flags: those that follow would be its own."""
 _VARIABLE = re.compile(r"^\"?\$\{?([A-Za-z_]\w*)\}?\"?$")
 
 
@@ -106,6 +109,8 @@ def edited_text(
 
 def _pattern(flag: str, values: int) -> re.Pattern[str]:
     """A flag with its values, whichever way its words are joined, in a line that is no comment."""
+    if flag == _SUBCOMMAND:
+        return re.compile(rf"(?<![\w$-])(?P<flag>{flag})(?P<joined>{_VALUE})(?P<spaced>(?!))?")
     words = flag.removeprefix("--").replace("-", "[-_]")
     spaced = rf"(?:[ \t]+{_VALUE})" * values
     joined = rf"=(?P<joined>{_VALUE})|" if values == 1 else ""
@@ -168,6 +173,8 @@ def _without(text: str, edit: FlagEdit) -> str:
 def _with(text: str, edit: FlagEdit, anchors: Sequence[str]) -> str:
     """The text with a new flag behind the first anchor: on a line of its own where the anchor has one."""
     assert edit.after is not None
+    if edit.flag == _SUBCOMMAND:
+        return text
     words = " ".join([edit.flag, *map(shlex.quote, edit.after)])
     for anchor in anchors:
         matches = _matches(text, anchor, 1)
@@ -397,14 +404,14 @@ def _keys(words: Sequence[str], has: dict[str, Any]) -> dict[str, object]:
     renamed = {new: old for old, new in OLD_NAMES.items() if old in has}
     keys: dict[str, object] = {}
     for index, word in enumerate(words):
-        if word.startswith("activation-checkpoint:"):
-            keys["activation_checkpoint.mode"] = word.partition(":")[2]
+        if word.startswith(_SUBCOMMAND):
+            keys["activation_checkpoint.mode"] = word.removeprefix(_SUBCOMMAND)
         section, dot, key = word.removeprefix("--").partition(".")
         if not word.startswith("--") or not dot or section in _OF_MODULE:
             continue
         following = words[index + 1] if index + 1 < len(words) else "--"
         value: object = int(following) if following.isdecimal() else following
-        if following.startswith("--") or following.startswith("activation-checkpoint:"):
+        if following.startswith("--") or following.startswith(_SUBCOMMAND):
             value = not key.startswith("no-")
         name = f"{section}.{key.removeprefix('no-')}".replace("-", "_")
         keys[renamed.get(name, name)] = value
@@ -444,13 +451,15 @@ class ScriptChange(FileChange):
         self._gpus = {key: self._now[key] for key in ("gpus",) if key in self._now}
         self._has = _flags(words or [])
         self._wants = _flags(wanted)
+        self._concerned = self._flags_of_changes()
 
     def diff(self) -> ScriptDiff:
         """The edits, written into the text where that is possible."""
         candidates = [*self._sets(), *self._removals()]
         # The fewest edits with the meaning of all; flags that begin with the same word stay together.
         subjects = dict.fromkeys(_subject(edit.flag) for edit in candidates)
-        groups = [[edit for edit in candidates if _subject(edit.flag) == name] for name in subjects]
+        free = [edit for edit in candidates if edit.flag not in self._concerned]
+        groups = [[edit for edit in free if _subject(edit.flag) == name] for name in subjects]
         # A new flag may say what holds without it.
         groups += [[edit] for edit in candidates if edit.before is None and edit.after in _DEFAULTS]
         edits = self._smallest(candidates, groups, self._meaning_of)
@@ -460,6 +469,33 @@ class ScriptChange(FileChange):
                 edits, self._text, "change the flags by hand: the script computes them"
             )
         return self._result(edits, text, "")
+
+    def _flags_of_changes(self) -> set[str]:
+        """Flags that arguments written for the plan have otherwise than arguments written for today's layout.
+
+        Some have no price, and the framework refuses the others without them. None where what runs today
+        cannot be written.
+        """
+        inputs = self._plan.inputs
+        writer = writer_of(inputs.framework)
+        try:
+            run = run_of_file(self._text, self._path, self._plan)
+            stages, _ = arrangement(run)
+            workload = run.workload
+            settings = {"precision": workload.precision, "optimizer": workload.optimizer}
+            launch = replace(
+                legal_launch(self._plan, writer.framework),
+                plan=self._plan.model_copy(update={"inputs": inputs.model_copy(update=settings)}),
+                layout=layout_document(run.layout, stages),
+                execution=Execution.within(workload).of_layout(run.layout),
+            )
+            today = _flags(writer.start(launch).args)
+        except (InputError, InfeasibleError, ValueError):
+            return set()
+        flags = {*today, *self._wants}
+        changed = {flag for flag in flags if today.get(flag) != self._wants.get(flag)}
+        spellings = ({argument.flag, *argument.also} for argument in MEGATRON_ARGUMENTS.values())
+        return changed.union(*(names for names in spellings if names & changed))
 
     def _sets(self) -> list[FlagEdit]:
         """Flags that the plan's arguments have and the script has not, or has with other values."""
@@ -473,8 +509,8 @@ class ScriptChange(FileChange):
         return edits
 
     def _removals(self) -> list[FlagEdit]:
-        """Flags of the script that the plan's arguments do without and that the reader takes note of."""
-        removed = set()
+        """Flags of the script that the plan's arguments do without, of what changes or read for a price."""
+        removed = {flag for flag in self._has if flag in self._concerned - self._wants.keys()}
         for flag in self._has:
             words = _words({key: value for key, value in self._has.items() if key != flag})
             launch = self._launch(words)
@@ -492,7 +528,9 @@ class ScriptChange(FileChange):
         """The file with the edits, in the first way of writing them that its reader understands."""
         if self._listed is not None:
             return json.dumps(self._edited_words(edits), indent=1) + "\n"
-        anchors = [edit.flag for edit in edits if edit.before and edit.after]
+        anchors = [
+            edit.flag for edit in edits if edit.before and edit.after and edit.flag != _SUBCOMMAND
+        ]
         for through_variables in (True, False):
             text = edited_text(
                 self._text, edits, [*anchors, *_ANCHORS], through_variables=through_variables
@@ -530,6 +568,8 @@ def _flags(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
         if word.startswith("--") and len(word) > 2:
             flag = word
             flags[flag] = []
+        elif word.startswith(_SUBCOMMAND):
+            flags[_SUBCOMMAND] = [word.removeprefix(_SUBCOMMAND)]
         else:
             flags.setdefault(flag, []).append(word)
     return {name: tuple(values) for name, values in flags.items()}
@@ -538,8 +578,9 @@ def _flags(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def _words(flags: dict[str, tuple[str, ...]]) -> list[str]:
     words = []
     for flag, values in flags.items():
-        words += [flag, *values] if flag else list(values)
-    return words
+        if flag != _SUBCOMMAND:
+            words += [flag, *values] if flag else list(values)
+    return words + [_SUBCOMMAND + value for value in flags.get(_SUBCOMMAND, ())]
 
 
 def _subject(flag: str) -> str:
@@ -550,7 +591,8 @@ def _subject(flag: str) -> str:
 # The smallest change of a launch file that people have to one that starts a plan.
 #
 # Flags and keys that the plan's own launch files set otherwise are candidates. Each is dropped again where
-# the file says the same without it, as its reader understands it; flags of one subject stay together.
+# the file says the same without it, as its reader understands it; flags of one subject stay together, and
+# those that launch files of today's layout and of the plan's have differently stay.
 
 
 _ARGUMENTS = ("megatron_args.json", "torchtitan_args.json")

@@ -35,6 +35,7 @@ from meshwright.planner.report.view import (
     NUMBER,
     PERCENT,
     SECONDS,
+    TEXT,
     Bullets,
     Column,
     Columns,
@@ -276,7 +277,11 @@ def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Tab
     rows = [
         {
             **(row := size_row(point, front)),
-            "front": "*" if row["pareto"] else "",
+            # Dollars of the tokens asked for say the same.
+            "usd_per_billion_tokens": None
+            if row.get("dollars") is not None
+            else row["usd_per_billion_tokens"],
+            "front": "*" if row["pareto"] else None,
             "layout": row_layout_text(point.row) if point.has_plan else _first_part(point.row),
         }
         for point in points
@@ -292,7 +297,7 @@ def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Tab
         "usd_per_h": Column("USD/h", price, absent="", is_optional=True),
         "usd_per_billion_tokens": Column("USD/1e9 tokens", price, absent="", is_optional=True),
         **COST_COLUMNS,
-        "front": "",
+        "front": Column("", absent="", is_optional=True),
         "layout": "layout",
     }
     return table(rows, columns)
@@ -314,7 +319,10 @@ _TITLE = "Tokens per second by {name}"
 def sweep_view(report: SweepReport) -> View:
     """A row for each combination, then why some have no plan."""
     columns: Columns = {
-        **{name: Column(name, NUMBER) for name in report.axes},
+        **{
+            name: Column(name, NUMBER if _is_numeric(values) else TEXT)
+            for name, values in report.axes.items()
+        },
         "step_time_s": Column("step", Kind(rounded_seconds)),
         "tokens_per_s_per_gpu": Column("tokens/s a GPU", COUNT),
         "mfu": Column("MFU", PERCENT),

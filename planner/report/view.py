@@ -22,6 +22,7 @@ from importlib import resources
 from typing import Any
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -263,8 +264,32 @@ def _pairs(rows: Sequence[tuple[str, str]], apart: int) -> Grid:
     return grid
 
 
+_NARROWEST_WORDS = 4
+"""Characters to which a column of words is folded before numbers are."""
+_UNBOUNDED = 10_000
+
+
+class _FoldedGrid(Grid):
+    """A table that folds words and headings before numbers, where it is too wide and that is enough."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = console.measure(self, options=options.update(max_width=_UNBOUNDED)).maximum
+        needed, numbers = wide, [column for column in self.columns if column.justify == "right"]
+        for column in self.columns:
+            head = str(column.header)
+            cells = max((console.measure(cell).maximum for cell in column.cells), default=0)
+            folded = max(cells, *map(len, head.split()), 0)
+            needed -= max(cells, len(head))
+            needed += folded if column in numbers else min(folded, _NARROWEST_WORDS)
+        if needed <= options.max_width < wide:
+            for column in numbers:
+                column.no_wrap = True
+                column.header = "\n".join(str(column.header).split())
+        yield from super().__rich_console__(console, options)
+
+
 def _table(table: Table) -> Grid:
-    grid = Grid(
+    grid = _FoldedGrid(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,

@@ -262,3 +262,46 @@ def test_free_gpus_of_a_cluster_file_are_kept(tmp_path: Path) -> None:
     found = import_topology("slurm", [DATA / "slurm-tree.conf"], str(base))
     assert found.cluster.nodes[0].free_gpus == 3
     assert found.cluster.gpus == 16 * 8 + 3
+
+
+PRINTED = """\
+SwitchName=leaf0 Level=0 LinkSpeed=1 Nodes=n[0-3]
+SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[4-7]
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[0-7] Switches=leaf[0-1]
+"""
+CONFIGURED = """\
+SwitchName=leaf0 Nodes=n[0-3]
+SwitchName=leaf1 Nodes=n[4-7]
+SwitchName=spine Switches=leaf[0-1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "configured"),
+    [
+        (PRINTED, CONFIGURED),
+        (
+            "BlockName=b0 BlockIndex=0 Nodes=n[0-3]\nBlockName=b1 BlockIndex=1 Nodes=n[4-7]\n",
+            "BlockName=b0 Nodes=n[0-3]\nBlockName=b1 Nodes=n[4-7]\n",
+        ),
+    ],
+)
+def test_what_scontrol_show_topology_prints_is_its_file(
+    printed: str, configured: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_text(configured)
+    wanted = import_topology("slurm", [path], "dgx-h100").cluster
+    path.write_text(printed)
+    assert import_topology("slurm", [path], "dgx-h100").cluster == wanted
+
+
+def test_free_gpus_of_an_imported_node_is_one_edit(tmp_path: Path) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_text(CONFIGURED)
+    text = import_topology("slurm", [path], "dgx-h100").text
+    part_filled = text.replace("name: n2,", "name: n2, free_gpus: 5,")
+    assert part_filled != text
+    path = tmp_path / "cluster.yaml"
+    path.write_text(part_filled)
+    assert read_cluster(str(path)).gpus == 61

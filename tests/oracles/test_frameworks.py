@@ -19,6 +19,7 @@ from meshwright.costmodel.workload import Execution
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import FrameworkName
+from meshwright.planner.launch import compare
 from meshwright.planner.launch.megatron import bridge_files
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
@@ -145,3 +146,75 @@ def test_the_framework_accepts_and_reads_back_every_plan(
         f"pp {sorted({p.layout.pp for p in plans if p.layout})}"
     )
     assert not wrong, f"{len(wrong)} of {len(plans)}:\n" + "\n".join(wrong[:10])
+
+
+EDITED = 80 if SHARE == 1 else 40
+"""Edits of one plan's arguments to another's that each parser reads."""
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_the_framework_accepts_arguments_edited_to_another_plan(
+    framework: FrameworkName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `compare` makes of a script of one layout starts another layout of the same request."""
+    monkeypatch.setattr(compare.ScriptChange, "_result", lambda self, edits, text, note: text)
+    rng, index, name = random.Random(11), 0, f"{framework}_args.json"
+    today: dict[tuple[object, ...], str] = {}
+    plans: list[Plan] = []
+    cases: list[dict[str, Any]] = []
+    while len(plans) < EDITED:
+        index += 1
+        drawn = random_plan(rng, framework, index, ["llama-3-8b", "llama-2-13b", "mixtral-8x7b"])
+        plan = drawn and _of_a_request(rng, drawn[0])
+        if drawn is None or plan is None:
+            continue
+        try:
+            files = plan_files(plan)
+        except InfeasibleError:
+            continue
+        inputs = plan.inputs
+        request = (inputs.model.name, inputs.cluster.name, inputs.precision, inputs.gpus)
+        if request not in today:
+            today[request] = files[name]
+            continue
+        path = tmp_path / "today.json"
+        change = compare.ScriptChange(path, today.pop(request), plan, json.loads(files[name]))
+        folder = tmp_path / str(len(plans))
+        write_files(folder, {**files, name: str(change.diff())})
+        plans.append(plan)
+        cases.append({"dir": str(folder), "world": inputs.gpus, "arch": drawn[1]})
+    answers = ask(PARSERS[framework], cases, tmp_path)
+    wrong = [
+        f"{plan.inputs.model.name} {plan.layout}: {answer if not answer['ok'] else differences(plan, answer)}"
+        for plan, answer in zip(plans, answers, strict=True)
+        if not answer["ok"] or differences(plan, answer)
+    ]
+    assert not wrong, f"{len(wrong)} of {len(plans)}:\n" + "\n".join(wrong[:10])
+
+
+def _of_a_request(rng: random.Random, plan: Plan) -> Plan | None:
+    """The plan with a batch that many draws share, and a drawn execution; None on other numbers of GPUs."""
+    layout, inputs, batch = plan.layout, plan.inputs, 96
+    assert layout is not None
+    if inputs.gpus not in (16, 32) or batch % (layout.micro_batch * layout.dp):
+        return None
+    count = batch // (layout.micro_batch * layout.dp)
+    if inputs.framework == "megatron":
+        execution = Execution(
+            cuda_graph=rng.choice(["none", "full", "partial"]),
+            tp_overlap=layout.sequence_parallel and rng.random() < 0.5,
+            dp_overlap=rng.random() < 0.7,
+            gradient_dtype=rng.choice(["fp32", "bf16"]),
+            moe_dispatch=rng.choice(["alltoall", "deepep"]) if inputs.model.moe else "alltoall",
+        )
+    else:
+        execution = Execution(dp_overlap=rng.random() < 0.7)
+    return plan.model_copy(
+        update={
+            "layout": layout.model_copy(update={"num_micro_batches": count}),
+            "inputs": inputs.model_copy(
+                update={"global_batch": batch, "seq_len": 4096, "optimizer": "adam"}
+            ),
+            "execution": execution,
+        }
+    )

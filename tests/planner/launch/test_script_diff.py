@@ -54,8 +54,7 @@ def planned(framework: str = "megatron", **options: Any) -> Plan:
         global_batch=64,
         seq_len=4096,
         framework=framework,
-        without=WITHOUT,
-        **options,
+        **{"without": WITHOUT, **options},
     )
     return fastest_plan(request)
 
@@ -112,6 +111,64 @@ def test_nothing_to_change_in_the_plans_own_script(plan: Plan, tmp_path: Path) -
     again = script_diff(path, plan)
     assert again.edits == []
     assert again.patch == ""
+
+
+ON_GPUS = "torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py"
+"""Ahead of flags, so that a script says how many GPUs it runs on."""
+WHOLE_STEP = {"pin": "tp=2,pp=1,cuda_graph=full,recompute=none", "without": ""}
+WITHOUT_SEQUENCE = {"pin": "tp=1,zero_stage=0"}
+
+
+@pytest.mark.parametrize(
+    ("options", "today", "after"),
+    [
+        # Megatron asserts each pair, and none of these flags changes a price alone.
+        (
+            WHOLE_STEP,
+            "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer",
+            {"--cuda-graph-impl": "full_iteration", "--no-check-for-nan-in-loss-and-grad": ""},
+        ),
+        (
+            WHOLE_STEP,
+            "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer "
+            "--cuda-graph-impl transformer_engine --cuda-graph-scope attn mlp",
+            {"--cuda-graph-impl": "full_iteration", "--cuda-graph-scope": None},
+        ),
+        (
+            WITHOUT_SEQUENCE,
+            "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
+            "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+            {
+                "--sequence-parallel": None,
+                "--tp-comm-overlap": None,
+                "--use-distributed-optimizer": None,
+                "--overlap-param-gather": None,
+            },
+        ),
+    ],
+)
+def test_flags_that_need_one_another_change_together(
+    options: dict[str, str], today: str, after: dict[str, str | None], tmp_path: Path
+) -> None:
+    text = f"{ON_GPUS} {MODEL_FLAGS} --bf16 --global-batch-size 64 {today}\n"
+    path, target = written(tmp_path, text), planned(**options)
+    diff = script_diff(path, target)
+    edits = {edit.name: edit.after for edit in diff.edits}
+    assert {name: edits.get(name, "not edited") for name in after} == after
+    apply(diff.patch, path)
+    assert script_diff(path, target).edits == []
+
+
+def test_a_subcommand_of_torchtitan_stays_behind_all_flags(tmp_path: Path) -> None:
+    plan = planned("torchtitan", pin="tp=1,pp=1,cp=1,recompute=full")
+    words = ["--module", "llama2", "--config", "13b", "--parallelism.tensor-parallel-degree", "2"]
+    words += ["--training.local-batch-size", "1", "--training.global-batch-size", "64"]
+    words += ["--training.seq-len", "4096", "activation-checkpoint:none"]
+    diff = script_diff(written(tmp_path, json.dumps(words), "args.json"), plan)
+    edits = {edit.name: (edit.before, edit.after) for edit in diff.edits}
+    assert edits["activation-checkpoint:"] == ("none", "full")
+    added = [line[1:].strip(' ",') for line in diff.patch.splitlines() if line.startswith("+")]
+    assert added[-2:] == ["activation-checkpoint:full", "]"]
 
 
 def test_a_list_of_arguments(plan: Plan, tmp_path: Path) -> None:

@@ -87,6 +87,21 @@ def test_cells_are_folded_and_never_cut() -> None:
     assert name in "".join(row.split()[0] for row in shown.splitlines()[2:])
 
 
+def test_words_and_headings_are_folded_before_numbers() -> None:
+    columns = [
+        Column("cluster"),
+        Column("tokens/s a GPU", COUNT),
+        Column("free", COUNT, unit="GiB"),
+    ]
+    table = Table(columns, [["dgx-a100-40gb", 1_234_567, 1_000]])
+    assert "dgx-a100-40gb" in text(table, width=60)
+    rows = text(table, width=26).splitlines()
+    assert any("1,234,567" in row and "1,000" in row for row in rows)
+    # Too narrow for the numbers: folded like the rest, and still not cut.
+    digits = "".join(text(table, width=12).split())
+    assert all(digits.count(digit) >= 1 for digit in "1234567")
+
+
 def test_a_file_cannot_steer_the_terminal() -> None:
     evil = "\x1b[2Jgone"
     table = Table([Column("x")], [[evil]])
