@@ -155,7 +155,13 @@ RUN_ARGUMENTS = (
     Argument("sequence_parallel", "--sequence-parallel", "switch"),
     Argument("pipeline_before_data", "--use-tp-pp-dp-mapping", "switch"),
     Argument("layout", "--pipeline-model-parallel-layout", "text"),
-    Argument("vpp", "--num-virtual-stages-per-pipeline-rank", default=0),
+    # The other name is that of ms-swift's field.
+    Argument(
+        "vpp",
+        "--num-virtual-stages-per-pipeline-rank",
+        default=0,
+        also=("--virtual-pipeline-model-parallel-size",),
+    ),
     Argument("overlap.pp", "--no-overlap-p2p-communication", "switch", True),
     Argument("overlaps_ends", "--overlap-p2p-communication-warmup-flush", "switch"),
     Argument("ep", "--expert-model-parallel-size", default=1),
@@ -280,10 +286,12 @@ _SWIFT_WORDS = (
     "tp pp cp sequence_parallel layout ep etp overlap.tp cp_comm loss_fusion dispatcher micro_batch "
     "global_batch recompute recompute_method recompute_layers recompute_modules bf16 fp16 fp8_format "
     "fp8_recipe fp4_format fp4_recipe optimizer distributed_optimizer moment_dtype square_dtype "
-    "optimizer_offload offloaded_share precision_aware overlap.dp overlaps_gathers"
+    "optimizer_offload offloaded_share precision_aware overlap.dp overlaps_gathers fp8_params fp4_params"
 )
 SWIFT_FIELDS = {word: _FLAGS[word][2:].replace("-", "_") for word in _SWIFT_WORDS.split()}
 """Fields of ms-swift's `megatron sft` by what they say, which are called like Megatron-LM's arguments."""
+SWIFT_SWITCHES = {"overlap.pp": "overlap_p2p_comm", "rope_fusion": "apply_rope_fusion"}
+"""Fields of its own, by what they say, for what Megatron-LM has a flag to switch off."""
 SWIFT_EXTRAS = {
     "overlaps_ends": _BRIDGE_NAMES["overlaps_ends"],
     "padded_experts": _FLAGS["padded_experts"][2:].replace("-", "_"),

@@ -7,6 +7,7 @@ Keys were read in DeepSpeed 0.19.8, arguments in `megatron/arguments.py` of Mega
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -872,13 +873,25 @@ def swift_files(plan: Plan) -> dict[str, str]:
     return files | _swift_start(launch, "swift", command, fields)
 
 
+_NOT_OF_MEGATRON = re.compile(
+    r"(ByteDance-Seed|bigscience|ibm-granite|microsoft|mistralai|openai-community|tiiuae)/"
+    r"|HuggingFaceTB/SmolLM3|allenai/(?i:olmo)-|google/gemma-[23]-"
+)
+"""Checkpoints that the library under ms-swift's `megatron` commands does not build (mcore-bridge 1.6.5,
+mcore_bridge/model/gpts/llm.py and its neighbours)."""
+
+
 def _megatron_swift_files(plan: Plan) -> dict[str, str]:
     """swift.sh with swift.yaml for `megatron sft`, `pt` or `rlhf`."""
     launch = legal_launch(plan, MEGATRON, own_steps=True)
     inputs = launch.inputs
+    checkpoint = _checkpoint(inputs.model)
+    if _NOT_OF_MEGATRON.match(checkpoint):
+        what = f"builds no {checkpoint} of Megatron-Core: launch the plan with --target megatron"
+        raise _not_there("ms-swift", what)
     command = _command("ms-swift", _SWIFT_COMMANDS, launch)
     fields: dict[str, object] = {
-        "model": _checkpoint(inputs.model),
+        "model": checkpoint,
         "use_hf": True,
         "tuner_type": "full",
         "max_length": inputs.seq_len,

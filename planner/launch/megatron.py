@@ -28,6 +28,7 @@ from meshwright.frameworks.megatron import (
     SWIFT_EXTRA,
     SWIFT_EXTRAS,
     SWIFT_FIELDS,
+    SWIFT_SWITCHES,
 )
 from meshwright.frameworks.record import layer_needs
 from meshwright.model_specs.adapters import EXPERTS, layer_matrices
@@ -784,10 +785,12 @@ _SWIFT_LACKS = {
     "context_sizes": "sizes of hierarchical context parallelism: plan --without cp-hierarchical",
     "graph_kind": "CUDA graphs: plan --without cuda-graph",
     "overlap.ep": "overlap of the experts' all-to-all: plan --without ep-overlap",
+    # Its packs end where samples do, and Transformer Engine copies into buffers of one size alone
+    # (swift/megatron/utils/utils.py, get_padding_to; comm_gemm_overlap.cpp, copy_into_buffer).
+    "overlap.tp": "tp overlap, as its packs have unlike lengths: plan --without tp-overlap",
     "offloads_activations": "offloaded activations: pin offload_modules=none",
     "narrow_sums": "gradients at 16 bits: plan without --allow bf16-grads",
-    "fp8_params": "parameters in FP8: plan without --allow fp8-params",
-    "fp4_params": "parameters in FP4: plan without --allow fp8-params",
+    "gathers_over_gradients": "parameters in MXFP8: plan without --allow fp8-params",
     "fsdp": "ZeRO 2 and 3: forbid zero-2,zero-3",
     "hybrid_context": "samples dealt to ranks: plan without --hybrid-cp",
     "hybrid_pattern": "layers in a pattern: launch the plan with --target megatron",
@@ -815,6 +818,9 @@ def megatron_swift_fields(launch: Launch) -> dict[str, object]:
     by_library = said.get("flex_backend")
     if by_library not in (None, "deepep"):
         lacking.append(f"{by_library}: plan --without {by_library}")
+    if said.get("dispatcher") == "allgather":
+        # Nor has Megatron-Core, where lengths vary (transformer_config.py), as mcore-bridge has them do.
+        lacking.append("allgather dispatcher: plan --without allgather")
     if lacking:
         raise InfeasibleError(f"ms-swift's megatron commands have no {'; no '.join(lacking)}.")
     if layout.pp > 1 and layout.vpp > 1:
@@ -827,7 +833,9 @@ def megatron_swift_fields(launch: Launch) -> dict[str, object]:
         if (value := said.get(word)) is not None
     }
     # Megatron-LM's own choice of attention, and its kernels around attention and experts.
-    fields |= {"attention_backend": "auto", "apply_rope_fusion": True}
+    fields |= {"attention_backend": "auto", SWIFT_SWITCHES["rope_fusion"]: True}
+    if not said["overlap.pp"]:
+        fields[SWIFT_SWITCHES["overlap.pp"]] = False
     if inputs.model.moe is not None:
         fields |= {"moe_permute_fusion": True, "moe_enable_deepep": by_library == "deepep"}
     if inputs.model.mtp_layers:

@@ -393,6 +393,7 @@ _APART = {
     "transformers_layers": "ask_layers",
     "megatron_layers": "ask_layers",
     "bridge_built": "ask_bridge_built",
+    "swift": "ask_swift",
 }
 """Modules of the targets that are not asked here."""
 

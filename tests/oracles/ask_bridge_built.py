@@ -29,6 +29,15 @@ _ABSENT = (
 )
 
 
+class _Class(type):
+    """A class of which every attribute can be asked."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Class(name, (), {})
+
+
 class _Empty(types.ModuleType):
     """A module of which every name can be imported: classes in capitals, modules otherwise."""
 
@@ -40,7 +49,7 @@ class _Empty(types.ModuleType):
         if name[0].islower():
             value: Any = _Empty(f"{self.__name__}.{name}")
         else:
-            value = type(name, (), {"__init__": lambda self, *a, **k: None})
+            value = _Class(name, (), {"__init__": lambda self, *a, **k: None})
         setattr(self, name, value)
         return value
 
@@ -49,9 +58,14 @@ class _Empty(types.ModuleType):
         return given[0] if given and callable(given[0]) else None
 
 
-class _Finder(MetaPathFinder, Loader):
+class Stand(MetaPathFinder, Loader):
+    """Finds an empty module for each of these packages and what is in them."""
+
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self.packages = packages
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name.split(".", maxsplit=1)[0] in _ABSENT:
+        if name.split(".", maxsplit=1)[0] in self.packages:
             return ModuleSpec(name, self, is_package=True)
         return None
 
@@ -65,7 +79,7 @@ class _Finder(MetaPathFinder, Loader):
 def import_bridge_built() -> None:
     importlib.import_module("ask_built").import_megatron_built()
     importlib.import_module("ask").pretend_gpu(9)
-    sys.meta_path.append(_Finder())
+    sys.meta_path.append(Stand(_ABSENT))
     importlib.import_module("megatron.bridge")
 
 

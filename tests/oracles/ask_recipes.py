@@ -8,8 +8,6 @@ what was read of it by the stack's own names, or the error.
 from __future__ import annotations
 
 import argparse
-import ast
-import dataclasses
 import importlib
 import importlib.util
 import json
@@ -97,24 +95,6 @@ def trl_script(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def swift_megatron(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields that no class of ms-swift's `megatron` commands declares, by the source of Megatron's."""
-    package = importlib.util.find_spec("swift")
-    assert package is not None
-    assert package.origin is not None
-    source = Path(package.origin).parent / "megatron" / "arguments" / "megatron_args.py"
-    declared = {
-        statement.target.id
-        for definition in ast.parse(source.read_text()).body
-        if isinstance(definition, ast.ClassDef)
-        for statement in definition.body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    }
-    base = importlib.import_module("swift.arguments").BaseArguments
-    declared |= {each.name for each in dataclasses.fields(base)}
-    return {"unknown": sorted(set(fields) - declared)}
-
-
 def _syncs(config: Any) -> Any:
     """What accelerate is told of its accumulation by a Trainer's configuration of it."""
     return (config.gradient_accumulation_kwargs or {}).get("sync_each_batch", False)
@@ -180,8 +160,7 @@ def verl(words: list[str]) -> dict[str, Any]:
 
 
 STACKS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    reader.__name__: reader
-    for reader in (llamafactory, axolotl, trl, trl_script, swift, swift_megatron, verl)
+    reader.__name__: reader for reader in (llamafactory, axolotl, trl, trl_script, swift, verl)
 }
 
 

@@ -17,10 +17,18 @@ import pytest
 import yaml
 
 from meshwright.costmodel.workload import Execution
+from meshwright.documents import write_files
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.adapters import AdapterSpec
+from meshwright.model_specs.reader import catalog_names
 from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import read_launch
+from tests.oracles.random_plans import random_plan
+from tests.oracles.test_frameworks import ask as parsed
+from tests.oracles.test_frameworks import differences
+from tests.places import DATA
 from tests.plans import make_plan
 
 pytestmark = pytest.mark.oracle
@@ -266,18 +274,119 @@ def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
             assert answer.get("lora_rank", answer.get("lora_r")) == plan.inputs.adapters.rank
 
 
-def test_megatron_commands_of_ms_swift_have_every_field_that_is_written(tmp_path: Path) -> None:
-    """Its classes import Megatron's bridge and a GPU's libraries, so that their source is asked."""
-    asked = ("deepseek-v3", "gpt-oss-20b", "qwen3-8b"), ("pretrain", "sft", "dpo")
-    cases = []
-    for name, kind in zip(*asked, strict=True):
-        plan = make_plan(name, dp=8, ep=1 if name == "qwen3-8b" else 8, pp=2, zero_stage=1)
-        changes: dict[str, Any] = {"framework": "megatron", "kind": kind}
-        if kind == "dpo":
-            changes["adapters"] = AdapterSpec(method="lora")
-        plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update=changes)})
-        cases.append(yaml.safe_load(plan_files(plan, "ms-swift")["swift.yaml"]))
-    assert all(not answer["unknown"] for answer in ask("swift_megatron", cases, tmp_path))
+PUBLISHED = (
+    "deepseek-v3",
+    "gpt-oss-20b",
+    "llama-3.1-8b",
+    "mixtral-8x7b",
+    "qwen3-30b-a3b",
+    "qwen3-8b",
+)
+"""Models of the catalog whose configurations are in the tests' data under the same name."""
+SWIFT_COMMANDS = {"pretrain": "pt", "sft": "sft", "dpo": "rlhf"}
+
+
+def test_megatron_commands_of_ms_swift_tell_megatron_core_the_plan(tmp_path: Path) -> None:
+    """Random plans, through its parser and mcore-bridge into the configurations of Megatron-Core."""
+    rng, index, refused = random.Random(7), 0, 0
+    made: list[Plan] = []
+    cases: list[dict[str, Any]] = []
+    while len(made) < 80:
+        index += 1
+        drawn = random_plan(rng, "megatron", index, PUBLISHED)
+        if drawn is None or drawn[0].inputs.optimizer == "sgd":
+            continue
+        plan, narrow = drawn[0], drawn[0].inputs.precision not in ("bf16", "fp16")
+        assert plan.layout is not None
+        sharded, several = plan.layout.zero_stage == 1, plan.layout.vpp > 1
+        kind = rng.choice(list(SWIFT_COMMANDS))
+        changes: dict[str, Any] = {"kind": kind, "reference": "resident" if kind == "dpo" else None}
+        if kind == "dpo" or (not narrow and rng.random() < 0.3):
+            changes |= {"adapters": AdapterSpec(method="lora"), "reference": None}
+        execution = Execution(
+            dp_overlap=rng.random() < 0.7,
+            pp_overlap=several and rng.random() < 0.6,
+            tp_overlap=plan.layout.sequence_parallel and rng.random() < 0.05,
+            moe_dispatch=rng.choice(["alltoall", "alltoall", "deepep", "allgather"]),
+            moment_dtype=rng.choice(["fp32", "bf16"]) if sharded else "fp32",
+            fp8_params=narrow and sharded and rng.random() < 0.4,
+        )
+        inputs = plan.inputs.model_copy(update=changes)
+        plan = plan.model_copy(update={"inputs": inputs, "execution": execution})
+        folder = tmp_path / str(len(made))
+        try:
+            write_files(folder, plan_files(plan, "ms-swift"))
+        except (InfeasibleError, InputError):
+            refused += 1
+            assert refused < 50_000
+            continue
+        case = {"dir": str(folder), "world": plan.inputs.gpus, "command": SWIFT_COMMANDS[kind]}
+        cases.append(case | {"model": str(DATA / "hf_configs" / f"{plan.inputs.model.name}.json")})
+        made.append(plan)
+    wrong = [
+        f"{plan.inputs.model.name} {plan.layout} {plan.execution}: {faults}"
+        for plan, answer in zip(made, parsed("swift", cases, tmp_path), strict=True)
+        if (faults := swift_faults(plan, answer))
+    ]
+    assert not wrong, f"{len(wrong)} of {len(made)}:\n" + "\n".join(wrong[:5])
+
+
+def test_models_that_megatron_commands_of_ms_swift_do_not_build_are_refused(tmp_path: Path) -> None:
+    plans = {}
+    for name in catalog_names():
+        published = DATA / "hf_configs" / f"{name}.json"
+        if published.exists():
+            plan = make_plan(name, zero_stage=1, dp=8, seq_len=1024)
+            changes: dict[str, Any] = {"framework": "megatron", "kind": "sft"}
+            inputs = plan.inputs.model_copy(update=changes)
+            plans[str(published)] = plan.model_copy(update={"inputs": inputs})
+    (answer,) = parsed("swift", [{"kinds": list(plans)}], tmp_path)
+    for plan, built in zip(plans.values(), answer["built"], strict=True):
+        why = ""
+        try:
+            plan_files(plan, "ms-swift")
+        except InfeasibleError as error:
+            why = str(error)
+        assert ("of Megatron-Core" not in why) if built else why, plan.inputs.model.name
+
+
+def swift_faults(plan: Plan, answer: dict[str, Any]) -> list[str]:
+    """Where Megatron-Core was told something else than the plan says, or its error."""
+    if not answer["ok"]:
+        return [str(answer)]
+    layout, execution, inputs = plan.layout, plan.execution, plan.inputs
+    assert layout is not None
+    assert execution is not None
+    flex = execution.moe_dispatch == "deepep"
+    wanted: dict[str, Any] = {
+        "modules": sorted(layout.recompute_modules or ())
+        if layout.recompute == "selective"
+        else [],
+        "dp_overlap": execution.dp_overlap,
+        "tp_overlap": False,
+        "ep_overlap": False,
+        "cuda_graph": "none",
+        "fp8_params": execution.fp8_params,
+        "moment_dtype": "bfloat16" if execution.moment_dtype == "bf16" else "float32",
+        "gradients_at_32_bits": inputs.precision != "fp16",
+        "precision": {"fp8": "tensorwise", "bf16": None, "fp16": None}.get(
+            inputs.precision, inputs.precision
+        ),
+        "seq_len": inputs.seq_len,
+        "optimizer": inputs.optimizer,
+        "fusions": [True, True, True],
+    }
+    if layout.vpp > 1:
+        # Two stages have to overlap (megatron/training/arguments.py).
+        wanted["pp_overlap"] = execution.pp_overlap or layout.pp == 2
+    if inputs.model.moe is not None:
+        wanted["dispatch"] = ["flex" if flex else "alltoall", flex]
+    told = answer["execution"]
+    return differences(plan, answer) + [
+        f"{name}: plan {value}, told {told[name]}"
+        for name, value in wanted.items()
+        if told[name] != value
+    ]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from meshwright.frameworks.megatron import (
     PYTORCH,
     SWIFT_EXTRA,
     SWIFT_EXTRAS,
+    SWIFT_SWITCHES,
 )
 from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
@@ -660,6 +661,8 @@ _MEGATRON_DEFAULTS: dict[str, Any] = {
     "moe_grouped_gemm": True,
     "cross_entropy_loss_fusion": True,
     "attention_backend": "flash",
+    SWIFT_SWITCHES["overlap.pp"]: True,
+    SWIFT_SWITCHES["rope_fusion"]: False,
 }
 _MEGATRON_SWIFT = replace(_SWIFT, kind="megatron-swift")
 _MEGATRON_PROGRAM = "megatron"
@@ -818,9 +821,11 @@ def _handed_on(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _as_megatron(fields: Mapping[str, Any]) -> list[str]:
     """Words of Megatron's own command line."""
-    words: list[str] = []
+    words = [
+        MEGATRON_ARGUMENTS[word].flag for word, name in SWIFT_SWITCHES.items() if not fields[name]
+    ]
     for name, value in fields.items():
-        if value is None or value is False or name in _SWIFT.length:
+        if value is None or value is False or name in (*_SWIFT.length, *SWIFT_SWITCHES.values()):
             continue
         words.append("--" + name.replace("_", "-"))
         if value is not True:

@@ -325,7 +325,7 @@ def test_scripts_have_the_price_of_their_plan(
 
 NO_GRAPHS: dict[str, Any] = {
     "framework": "megatron",
-    "without": ["cuda-graph", "hybridep", "ep-overlap"],
+    "without": ["cuda-graph", "hybridep", "ep-overlap", "tp-overlap"],
 }
 
 
@@ -406,6 +406,44 @@ def test_what_megatron_commands_of_ms_swift_have_no_field_for_is_said() -> None:
     words = "no CUDA graphs: plan --without cuda-graph; no shard groups: forbid shard-groups"
     with pytest.raises(InfeasibleError, match=words):
         plan_files(made, "ms-swift")
+
+
+@pytest.mark.parametrize(
+    ("model", "execution", "words"),
+    [
+        ("qwen3-8b", {"tp_overlap": True}, "no tp overlap, as its packs have unlike lengths"),
+        ("qwen3-30b-a3b", {"moe_dispatch": "allgather"}, "no allgather dispatcher"),
+        ("mixtral-8x7b", {}, "builds no mistralai/Mixtral-8x7B-v0.1 of Megatron-Core"),
+    ],
+)
+def test_what_fails_as_megatron_commands_of_ms_swift_start_is_refused(
+    model: str, execution: dict[str, Any], words: str
+) -> None:
+    """Each was written, and failed in its library or in the first step."""
+    made = make_plan(model, dp=4, tp=2, sequence_parallel=True, zero_stage=1)
+    inputs = made.inputs.model_copy(update={"framework": "megatron", "kind": "sft"})
+    changes = {"inputs": inputs, "execution": Execution(dp_overlap=True, **execution)}
+    with pytest.raises(InfeasibleError, match=words):
+        plan_files(made.model_copy(update=changes), "ms-swift")
+
+
+def test_switches_that_ms_swift_calls_otherwise_than_megatron_are_read(tmp_path: Path) -> None:
+    """Rotary embeddings run step by step unless they are to be fused; both were read as Megatron's."""
+    script = tmp_path / "train.sh"
+    words = "megatron sft --model Qwen/Qwen3-8B --max_length 2048 --pipeline_model_parallel_size 4"
+    start = f"export NPROC_PER_NODE=8\n{words} --virtual_pipeline_model_parallel_size 3"
+    script.write_text(start)
+    settings = read_launch(script).settings
+    assert (settings["vpp"], settings["stepwise_rotary"], settings["overlap"]["pp"]) == (
+        3,
+        True,
+        True,
+    )
+    script.write_text(f"{start} --apply_rope_fusion true --overlap_p2p_comm false")
+    run = read_launch(script)
+    assert run.unread == ()
+    assert "stepwise_rotary" not in run.settings
+    assert run.settings["overlap"]["pp"] is False
 
 
 @pytest.mark.parametrize(
