@@ -11,6 +11,7 @@ on a flat network.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,8 @@ class Links:
     """As `bytes_per_s`, where no NIC is slower than those of measured runs; None where none is."""
     exchange_half_bytes: NDArray[np.float64] | None = None
     """As `half_bytes`, of an all-to-all; None: the same."""
+    tree_bytes_per_s: float = inf
+    """The most that a tree between two blocks moves through the links of a block, up and down."""
     dispatched_bytes_per_s: NDArray[np.float64] | None = None
     """As `all_to_all_bytes_per_s`, of a dispatcher with kernels of its own (DeepEP); None: the same."""
 
@@ -85,6 +88,7 @@ def best_beyond(links: Links) -> Links:
         half_bytes=lowest(links.half_bytes[::-1])[::-1],
         moving_bytes_per_s=None if moving is None else highest(moving[::-1])[::-1],
         exchange_half_bytes=None if exchanged is None else lowest(exchanged[::-1])[::-1],
+        tree_bytes_per_s=links.tree_bytes_per_s,
         dispatched_bytes_per_s=None if dispatched is None else highest(dispatched[::-1])[::-1],
     )
 
@@ -201,8 +205,8 @@ def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links)
     A ring carries 2 (P-1)/P n over each boundary. Between two blocks a tree carries n each way: the sum of
     one block goes over and the result comes back, for one half of the buffer in either direction (Sanders,
     Speck, Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"). NCCL prices
-    a tree on two nodes by the links inside the node (`bwIntra` for nNodes <= 2) at 0.92 of the ring's rate
-    (src/graph/tuning.cc).
+    a tree on two nodes by the links inside the node (`bwIntra` for nNodes <= 2) at 0.92 of the ring's rate,
+    and at no more than `tree_bytes_per_s`, and takes the faster of the two (src/graph/tuning.cc).
 
     Parameters
     ----------
@@ -220,14 +224,61 @@ def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links)
     """
     size = members[..., -1:]
     ring = (size - 1) / size
-    tree = np.minimum(0.5 / TWO_NODE_TREE_RATE, ring)
+    tree = np.minimum(_tree_share(members, links), ring)
     between_two = (members > members[..., :1]) & is_in_two_blocks(members)[..., None]
     share = np.where(between_two, tree, ring)
     return 2.0 * _pass_s(buffer_bytes, members, links, share)
 
 
+def _tree_share(members: NDArray[np.int64], links: Links) -> NDArray[np.float64]:
+    """Half of what passes a boundary by tree, n each way, over the rate that trees keep of each level."""
+    block_rate = members_inside(members) * links.bytes_per_s
+    return np.maximum(0.5 / TWO_NODE_TREE_RATE, block_rate / links.tree_bytes_per_s)
+
+
+def goes_by_tree(members: NDArray[np.int64], links: Links) -> NDArray[np.bool_]:
+    """Whether `all_reduce_s` takes the tree, which it does where a group lies in two blocks and gains by it.
+
+    Parameters
+    ----------
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+    links : Links
+        Rates of the levels.
+
+    Returns
+    -------
+    array of bool, shape [...]
+        False for a group of two, whose ring moves as much.
+    """
+    size = members[..., -1:]
+    gains = _tree_share(members, links) < (size - 1) / size
+    by_tree: NDArray[np.bool_] = is_in_two_blocks(members) & np.any(gains[..., 1:], axis=-1)
+    return by_tree
+
+
+def halves_go_by_tree(size: int, links: Links) -> bool:
+    """`goes_by_tree` of a group with half of its members in each of two innermost blocks.
+
+    Parameters
+    ----------
+    size : int
+        Members of the group, at least 1.
+    links : Links
+        Rates of the levels.
+
+    Returns
+    -------
+    bool
+        False on a single level.
+    """
+    members = np.full(len(links.bytes_per_s), size)
+    members[0] = -(-size // 2)
+    return bool(goes_by_tree(members, links))
+
+
 def is_in_two_blocks(members: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether a group lies in two innermost blocks, so that `all_reduce_s` goes by tree.
+    """Whether a group lies in two innermost blocks, so that `all_reduce_s` may go by tree.
 
     Parameters
     ----------

@@ -67,6 +67,8 @@ class DeviceConstants:
     """Host time of a launch over that of the x86 hosts that the stacks were measured on."""
     narrow_head_factor: float
     """Attention time of heads of 64 or narrower over that of 128 at equal FLOP: exponentials set the pace."""
+    two_node_tree_gb_per_s: float
+    """The most that NCCL's tree all-reduce moves through a node's links where two nodes take part."""
     tdp_exponent: float
     """Power of board power over that of a GB200 that the tensor rate follows."""
     tile: int
@@ -472,6 +474,7 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
         exchange_half_bytes=np.where(
             scale_up, shared["exchange_half_bytes_scale_up"], shared["half_bytes_network"]
         ),
+        tree_bytes_per_s=constants.device.two_node_tree_gb_per_s * 1e9,
         dispatched_bytes_per_s=nominal * to_all * of_kernels,
     )
 

@@ -11,12 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.allocation import fabric_levels
-from meshwright.costmodel.collectives import (
-    Links,
-    cross_rail_bytes,
-    is_in_two_blocks,
-    members_inside,
-)
+from meshwright.costmodel.collectives import Links, cross_rail_bytes, goes_by_tree, members_inside
 from meshwright.costmodel.data_parallel import hiding_windows, passes_of_a_step
 from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
@@ -671,11 +666,11 @@ def ring_bytes(volume: float, members: NDArray[np.int64]) -> FloatArray:
 
 
 def _ring_or_tree_bytes(
-    volume: float, members: NDArray[np.int64], all_reduced: float
+    volume: float, members: NDArray[np.int64], all_reduced: float, links: Links
 ) -> FloatArray:
-    """`ring_bytes` with all-reduces by tree, a share of them, where a group lies in two innermost blocks."""
+    """`ring_bytes` with all-reduces, a share of them, by tree where they are priced so."""
     sent = ring_bytes(volume, members)
-    if not is_in_two_blocks(members):
+    if not goes_by_tree(members, links):
         return sent
     return sent * tree_over_ring(int(members[-1]), all_reduced)
 
@@ -722,7 +717,7 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     place, tp = c.placement, int(np.asarray(c.layout.tp))
     work = mean_rank_work(c, stages)
     sent = {
-        "tp": _ring_or_tree_bytes(work.activation_bytes, place.tp, tensor_all_reduced(c))
+        "tp": _ring_or_tree_bytes(work.activation_bytes, place.tp, tensor_all_reduced(c), c.links)
         * tensor_passes(c, work),
         "cp": _context_bytes_of_level(c, work),
         "dp": _data_parallel_bytes(c, stages),
@@ -779,7 +774,8 @@ def _data_parallel_bytes(c: Context, stages: Stages) -> FloatArray:
     groups = ((dense, c.placement.dp_cp), (expert, c.placement.edp))
     if int(np.asarray(c.layout.shard_groups)) == 1:
         sums = (
-            _ring_or_tree_bytes(params * element, members, summed) for params, members in groups
+            _ring_or_tree_bytes(params * element, members, summed, c.links)
+            for params, members in groups
         )
         return np.asarray(sum(sums))
     reduced = reduced_shard_bytes(c)
@@ -787,8 +783,8 @@ def _data_parallel_bytes(c: Context, stages: Stages) -> FloatArray:
     shards = (int(np.asarray(size)) for size in optimizer_shards(c.layout))
     for (parameters, members), size in zip(groups, shards, strict=True):
         within, over = np.minimum(members, size), np.maximum(members // size, 1)
-        sent = sent + _ring_or_tree_bytes(parameters * element, within, summed)
-        sent = sent + _ring_or_tree_bytes(parameters * reduced / size, over, 1.0)
+        sent = sent + _ring_or_tree_bytes(parameters * element, within, summed, c.links)
+        sent = sent + _ring_or_tree_bytes(parameters * reduced / size, over, 1.0, c.links)
     return sent
 
 

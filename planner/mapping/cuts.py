@@ -28,6 +28,7 @@ from meshwright.cluster_specs.links import (
 )
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import SameCluster, leaves_are_domains, level_rates
+from meshwright.costmodel.collectives import Links, halves_go_by_tree
 from meshwright.costmodel.estimate import Estimate, Stages
 from meshwright.costmodel.feed_forward import routed_copies
 from meshwright.costmodel.layer_context import Context
@@ -501,13 +502,13 @@ def _hierarchical_flows(c: Context, groups: IntArray, moved: GroupTraffic) -> li
     return [rings, swaps]
 
 
-def _with_trees(flow: AxisFlow, on: RankPositions) -> AxisFlow:
+def _with_trees(flow: AxisFlow, on: RankPositions, links: Links) -> AxisFlow:
     """A flow whose all-reduces go by tree in groups that lie in two of the fabric's innermost blocks.
 
-    `collectives.all_reduce_s` has the source.
+    `collectives.all_reduce_s` has the source, and says where they do not.
     """
     innermost = [level.block for level in on.by_level if level.depth == 0]
-    if flow.all_reduced == 0 or not innermost:
+    if flow.all_reduced == 0 or not innermost or not halves_go_by_tree(flow.members, links):
         return flow
     blocks = np.sort(innermost[-1][flow.groups], axis=1)
     in_two = np.sum(np.diff(blocks, axis=1) > 0, axis=1) == 1
@@ -696,7 +697,7 @@ def use_of_flows(
     """
     workload = context.workload
     on = rank_positions(workload.cluster, places)
-    axes = [_with_trees(flow, on) for flow in axes]
+    axes = [_with_trees(flow, on, context.links) for flow in axes]
     attained, shares = _rates(workload, on)
     levels = []
     for positions in on.by_level:

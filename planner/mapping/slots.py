@@ -24,6 +24,7 @@ from meshwright.cluster_specs.tiers import (
     link_gb_per_s,
     uplinks,
 )
+from meshwright.costmodel.collectives import halves_go_by_tree
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layout import AXES, EXPERT_AXES, STAGE_AXES, Ints, Layout
 from meshwright.costmodel.placement import nested_placement
@@ -482,10 +483,11 @@ def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots
         members, summed = (number, number), 1.0
     per_group = int(layout.cp) * int(layout.dp) // (inside.cp * inside.dp)
     if slots.gpus <= int(full_levels(on.cluster).blocks[0]):
-        if per_group == 2:
-            dense *= tree_over_ring(int(members[0]), summed)
-        if per_group == 2 * expert_slots:
-            experts *= tree_over_ring(int(members[1]), summed)
+        of_dense, of_experts = (int(size) for size in members)
+        if per_group == 2 and halves_go_by_tree(of_dense, context.links):
+            dense *= tree_over_ring(of_dense, summed)
+        if per_group == 2 * expert_slots and halves_go_by_tree(of_experts, context.links):
+            experts *= tree_over_ring(of_experts, summed)
     traffic = Traffic(
         ring_bytes=dense * groups,
         hop_bytes=moved.boundary * per_stage,

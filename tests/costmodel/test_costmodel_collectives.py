@@ -18,6 +18,8 @@ from meshwright.costmodel.collectives import (
     all_reduce_s,
     all_to_all_s,
     best_beyond,
+    goes_by_tree,
+    halves_go_by_tree,
     neighbour_ring_s,
     point_to_point_s,
     ring_pass_s,
@@ -92,9 +94,28 @@ def test_an_all_reduce_between_two_blocks_is_a_tree() -> None:
     assert all_reduce_s(GB, members(1, 2), fabric) == pytest.approx(1 / 50)
 
 
+def test_a_tree_between_two_blocks_is_no_faster_than_its_channels() -> None:
+    """A100 nodes with 100 GB/s: NCCL's tree sums 110 / 2 GB/s, rings 8/15 of the rate of eight NICs."""
+    slow, fast = (
+        replace(links(4000 * GB, nic * GB), tree_bytes_per_s=110 * GB) for nic in (12.5, 25.0)
+    )
+    assert all_reduce_s(GB, members(8, 16), slow) == pytest.approx(2 / 110)
+    assert all_reduce_s(GB, members(8, 16), fast) == pytest.approx(2 * 15 / 16 / 200)
+    assert goes_by_tree(members(8, 16), slow)
+    assert not goes_by_tree(members(8, 16), fast)
+    assert not goes_by_tree(members(8, 24), slow)
+    assert halves_go_by_tree(16, slow)
+    assert not halves_go_by_tree(16, fast)
+
+
 def test_no_placement_of_an_all_reduce_beats_the_packed_one() -> None:
     """The most inside a block and the fewest blocks: also next to the switch from ring to tree."""
-    fabric = best_beyond(links(200 * GB, 50 * GB, 25 * GB))
+    limited = replace(links(200 * GB, 50 * GB, 25 * GB), tree_bytes_per_s=220 * GB)
+    for fabric in (best_beyond(links(200 * GB, 50 * GB, 25 * GB)), best_beyond(limited)):
+        _packed_all_reduces_are_fastest(fabric)
+
+
+def _packed_all_reduces_are_fastest(fabric: Links) -> None:
     for size in range(2, 33):
         packed = all_reduce_s(GB, members(min(size, 8), min(size, 16), size), fabric)
         for inner in (k for k in range(1, 9) if size % k == 0):
