@@ -760,7 +760,9 @@ def no_sparse_attention(framework: Framework) -> Rule:
     """The rule of a framework whose queries attend to every earlier position."""
 
     def broken(workload: Workload) -> list[str]:
-        indexer = workload.model.indexer
+        indexer, blocks = workload.model.indexer, workload.model.block_selection
+        if blocks is not None:
+            return [f"attention to {blocks.top_k} chosen blocks of {blocks.block} positions"]
         chosen = "attention to the {} positions that an indexer chooses"
         return [] if indexer is None else [chosen.format(indexer.top_k)]
 

@@ -34,6 +34,20 @@ class SparseIndexerSpec(ClosedDocument):
         return self.heads * self.head_dim
 
 
+class BlockSelectionSpec(ClosedDocument):
+    """Chooses blocks of positions that a query attends to (MiniMax-M3), in layers whose attention is trained
+    in full: the indexers are left as they are and do not run."""
+
+    layers: Count
+    """That have an indexer."""
+    heads: Count
+    head_dim: Count
+    block: Count
+    """Positions of a block."""
+    top_k: Count
+    """Blocks that a query attends to: with as many positions in a sequence, attention is that in full."""
+
+
 class MlaSpec(ClosedDocument):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Head widths are per head."""
 

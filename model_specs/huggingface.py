@@ -208,7 +208,8 @@ REFUSING_FIELDS = {
     "attention_value_scale": "values of another width than keys outside latent attention are not supported "
     "in this family: only those of mimo_v2_flash can be priced",
     "compress_ratios": "attention to compressed keys and values (DeepSeek-V4) is not supported",
-    "sparse_attention_config": "attention to chosen blocks of positions (MiniMax-M3) is not supported",
+    "sparse_attention_config": "attention to chosen blocks of positions is not supported in this family: "
+    "only that of minimax_m3_vl can be priced",
     "block_configs": "layers that each have widths of their own (Nemotron from architecture search) are not "
     "supported",
     "zero_expert_num": "experts that compute nothing (LongCat) are not supported: tokens have unlike numbers "
@@ -462,6 +463,7 @@ _NESTED_DEFAULTS = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen2_5_omni_thinker": "qwen2_5_omni_text",
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
+    "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral",
     "kimi_k25": "kimi_k2",
     "step3p7": "step3p5",

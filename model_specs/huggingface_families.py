@@ -865,6 +865,72 @@ def _minimax_mtp(config: ConfigFields) -> Fields:
     return {"mtp_layers": modules if config.flag("use_mtp", False) else 0}
 
 
+# MiniMax-M3: most layers choose blocks of positions, and Megatron-Bridge trains them with attention in full.
+
+
+def _minimax_m3(config: ConfigFields) -> Fields:
+    """Experts behind dense layers, and the layers that choose blocks; older files hold flags of both."""
+    layers = config.layers()
+    dense = _experts_listed(config, 0)
+    freq = config.entries("moe_layer_freq")
+    if freq:
+        dense = freq.count(0)
+        if freq != [0] * dense + [1] * (layers - dense):
+            raise config.fail(
+                "moe_layer_freq", f"must be 0, then 1, for each of {layers} layers", freq
+            )
+    older = config.section("sparse_attention_config")
+    chooses = [kind == "minimax_m3_sparse" for kind in config.entries("layer_types")]
+    names = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
+    sizes = [
+        config.count(name, usual) for name, usual in zip(names, (4, 128, 128, 16), strict=True)
+    ]
+    config.passed_over("index_local_blocks", "hidden_act", "num_nextn_predict_layers")
+    if older is not None:
+        named = (
+            "sparse_num_index_heads",
+            "sparse_index_dim",
+            "sparse_block_size",
+            "sparse_topk_blocks",
+        )
+        sizes = [older.count(name, size) for name, size in zip(named, sizes, strict=True)]
+        chooses = chooses or [flag == 1 for flag in older.entries("sparse_attention_freq")]
+        older.passed_over("sparse_local_block", "sparse_init_block", "sparse_attention_freq")
+        older.passed_over("sparse_disable_index_value", "sparse_score_type", "use_sparse_attention")
+    selection = dict(zip(("heads", "head_dim", "block", "top_k"), sizes, strict=True))
+    moe = {**_MINIMAX_M3_EXPERTS, "dense_layers": dense}
+    return {
+        "moe": read_fields(config, moe) if dense < layers else None,
+        "block_selection": selection | {"layers": sum(chooses)} if any(chooses) else None,
+    }
+
+
+_MINIMAX_M3_EXPERTS: Record = {
+    **routed_experts("num_local_experts", 128, 4),
+    "shared_experts": integer("n_shared_experts", 1),
+    "shared_ffn_hidden": integer("shared_intermediate_size", 3072),
+    "router_bias": True,
+    "router_score": "sigmoid",
+    "router_scaling_factor": real("routed_scaling_factor", 2.0),
+}
+_MINIMAX_M3: Record = {
+    **DECODER,
+    "ffn_hidden": integer("dense_intermediate_size", 12_288),
+    "head_dim": integer("head_dim", 128),
+    "rope": lambda config: rope_fields(
+        config, base=5e6, fraction=config.count("rotary_dim", 64) / config.count("head_dim", 128)
+    ),
+    "qk_norm": True,
+    "norm_zero_centered": True,
+    "activation": "swiglu",
+    "swiglu_alpha": real("swiglu_alpha", 1.702),
+    "glu_offset": 1.0,
+    "glu_limit": real("swiglu_limit", 7.0),
+    "attention_note": "attention is priced in full, as Megatron-Bridge trains it: indexers of blocks stay as "
+    "they are; modules of multi-token prediction, which the checkpoint has none of, are left out",
+}
+
+
 # MiniMax-01 and M1: lightning attention, in most layers.
 
 
@@ -2748,6 +2814,7 @@ FAMILIES: dict[str, Family] = {
             _minimax_mtp,
         ),
     ),
+    "minimax_m3_vl_text": Family("MiniMaxM3SparseForCausalLM", (_MINIMAX_M3, _minimax_m3)),
     "phi3": Family("Phi3ForCausalLM", (DECODER, SMALLER_EPSILON, _window_everywhere(None))),
     "vaultgemma": Family(
         "VaultGemmaForCausalLM",

@@ -15,6 +15,7 @@ from meshwright.model_specs.schema import ModelSpec
 def parameter_count(model: ModelSpec) -> int:
     """All parameters: embedding, layers with every expert, final norm and head, without the MTP modules."""
     around = embedding_parameters(model) + norm_parameters(model) + head_parameters(model)
+    around += block_selection_parameters(model)
     if model.hybrid_pattern is not None:
         return around + _hybrid_layer_parameters(model, model.hybrid_pattern)
     with_experts = len(model.expert_layers)
@@ -233,6 +234,17 @@ def indexer_matrices(model: ModelSpec) -> int:
 def _indexer_norm(model: ModelSpec) -> int:
     """Scale and shift of the norm on the key of a layer's indexer; 0 without one."""
     return 0 if model.indexer is None or model.reuses else 2 * model.indexer.head_dim
+
+
+def block_selection_parameters(model: ModelSpec) -> int:
+    """The indexers of all layers that choose blocks of positions, which are not trained; 0 without any.
+
+    Queries, one key and a norm on each (transformers 5.24, models/minimax_m3_vl, MiniMaxM3VLIndexer).
+    """
+    chooses = model.block_selection
+    if chooses is None:
+        return 0
+    return chooses.layers * chooses.head_dim * (model.hidden * (chooses.heads + 1) + 2)
 
 
 def dense_mlp_parameters(model: ModelSpec) -> int:

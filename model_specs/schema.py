@@ -16,6 +16,7 @@ from meshwright.model_specs.blocks import (
     LINEAR,
     WINDOWED,
     AttentionShares,
+    BlockSelectionSpec,
     BlockShares,
     Count,
     CountOrZero,
@@ -140,6 +141,9 @@ class ModelSpec(ClosedDocument):
     """Layers that attend in full have no projection of values, which are the keys from before their norm and
     rotation. Beside windows it needs `window_heads`."""
     attention: MlaSpec | None = None
+    block_selection: BlockSelectionSpec | None = left_out_at(None)
+    """Indexers of some layers that are left out of training: attention is priced in full in every layer, as
+    Megatron-Bridge trains it (MiniMax-M3)."""
     attention_output_gate: Flag = False
     """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next)."""
     attention_head_gates: Flag = left_out_at(False)

@@ -100,6 +100,8 @@ _SENTENCES = {
     "window_heads": "Layers with a window have the heads of those in full.",
     "reusing_ffn_hidden": "Dense feed-forwards all have one width.",
     "layer_inputs": "Layers read no token table of their own.",
+    "block_selection": "Layers attend to all positions, not to {model.block_selection.top_k} chosen blocks "
+    "of {model.block_selection.block}, as Megatron-Bridge has it.",
     "value_head_dim": "Values are as wide as keys.",
     "attention_head_gates": "Heads of attention have no gates.",
     "values_are_keys": "Values have a projection of their own.",
@@ -170,6 +172,7 @@ def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
         "window_heads": model.window_heads is not None,
         "reusing_ffn_hidden": model.reusing_ffn_hidden is not None,
         "layer_inputs": model.layer_inputs is not None,
+        "block_selection": model.block_selection is not None,
         "value_head_dim": model.value_head_dim is not None,
         "attention_head_gates": model.attention_head_gates,
         "values_are_keys": model.values_are_keys,

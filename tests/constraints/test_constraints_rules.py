@@ -880,6 +880,40 @@ def test_sparse_attention_is_for_frameworks_that_have_it(framework: str, model: 
         assert "the 128 positions" in rule.explain(finding)
 
 
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed", "fsdp2"])
+def test_chosen_blocks_are_for_megatron_alone(framework: str) -> None:
+    blocks = {"layers": 1, "heads": 2, "head_dim": 8, "block": 128, "top_k": 16}
+    chooses = ModelSpec.model_validate(
+        DENSE.model_dump(exclude_unset=True) | {"block_selection": blocks}
+    )
+    rule = RULES[f"{framework}-sparse-attention"]
+    finding = rule.check(finished(workload(chooses), Layout(), 1.0))
+    assert finding is not None
+    assert "16 chosen blocks of 128 positions" in rule.explain(finding)
+
+
+@pytest.mark.parametrize(
+    ("order", "pp", "words"),
+    [
+        ("FFFfffFf", 1, None),
+        ("FFFfffFf", 2, "indexers that layers share over pp 2"),
+        ("FfFFffff", 1, "indexers that layers share in another order than by a frequency"),
+        (None, 2, None),
+    ],
+)
+def test_layers_that_share_an_indexer_are_one_stage(
+    order: str | None, pp: int, words: str | None
+) -> None:
+    fields = SPARSE.model_dump(exclude_unset=True) | {"layers": 8, "attention_order": order}
+    work, layout = workload(ModelSpec.model_validate(fields)), Layout(pp=pp, num_micro_batches=pp)
+    rule = RULES["megatron-sparse-attention"]
+    assert feasible(rule, rule.excess(as_table(work, [layout], [1.0]))) is (words is None)
+    finding = rule.check(finished(work, layout, 1.0))
+    assert (finding is None) is (words is None)
+    if finding is not None and words is not None:
+        assert words in rule.explain(finding)
+
+
 @pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
 @pytest.mark.parametrize("model", [LATENT, MOE, DENSE])
 def test_latent_experts_are_for_frameworks_that_have_them(framework: str, model: ModelSpec) -> None:

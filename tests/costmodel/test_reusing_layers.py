@@ -182,7 +182,9 @@ def test_shared_indexers_score_once_for_the_layers_behind_them() -> None:
 
 def test_adapters_stand_beside_what_a_layer_has() -> None:
     spec = load_catalog_model("gemma-4-e2b")
-    adapters = resolved(spec, read_adapters("lora", 8, "all-linear"), fused=False)
+    asked = read_adapters("lora", 8, "all-linear")
+    assert asked is not None
+    adapters = resolved(spec, asked, fused=False)
     assert "per_layer_input_gate" in adapters.matrices
     trained, frozen = (
         float(kind_times(context(spec, adapters=each)).embedding.seconds)

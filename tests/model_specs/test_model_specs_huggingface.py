@@ -77,6 +77,7 @@ PUBLISHED = {
     "llama-4-scout": 107_769_861_120,  # built, language part; 109B with the vision tower on the model card
     "mamba-2.8b": 2_768_345_600,  # built; 2.8B in arXiv 2312.00752, table 3
     "mamba-codestral-7b": 7_285_403_648,  # built, and the authors' total (mistral.ai, July 2024)
+    "minimax-m3": 426_174_572_928,  # built, with the indexers of 57 layers
     "minimax-m2.5": 228_689_764_864,  # built; 230B on the model card
     "mistral-7b-v0.1": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
@@ -921,6 +922,36 @@ def test_mimo_has_narrower_values_and_sinks_under_its_window_alone() -> None:
     assert parameter_count(read(rest)) == parameter_count(published)
 
 
+def test_chosen_blocks_of_minimax_m3_are_left_out_of_training() -> None:
+    published = config("minimax-m3")
+    model = read(published)
+    assert model.block_selection is not None
+    assert model.block_selection.model_dump() == {
+        "layers": 57,
+        "heads": 4,
+        "head_dim": 128,
+        "block": 128,
+        "top_k": 16,
+    }
+    assert model.moe is not None
+    assert (model.moe.dense_layers, model.ffn_hidden, model.moe.shared_width) == (3, 12_288, 3072)
+    # 426.17B with indexers; without, what Megatron-Core builds, as Megatron-Bridge leaves them frozen.
+    indexers = 57 * 128 * (6144 * 5 + 2)
+    plain = model.model_copy(update={"block_selection": None})
+    assert parameter_count(model) - parameter_count(plain) == indexers
+    assert parameter_count(plain) == 425_950_425_216
+    # As transformers 5 saves it: flat fields, and names of layers' kinds.
+    saved = {key: value for key, value in published.items() if key != "sparse_attention_config"}
+    saved |= {
+        "layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"] * 57,
+        "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 57,
+        "moe_layer_freq": None,
+    }
+    assert read(saved) == model
+    with pytest.raises(InputError, match="moe_layer_freq: must be 0, then 1"):
+        read(published | {"moe_layer_freq": [1] * 57 + [0] * 3})
+
+
 def test_last_layers_of_small_gemma_4_reuse_keys_and_values() -> None:
     model = read(config("gemma-4-e2b"))
     assert model.attention_order == "WWWWF" * 3 + "wwwwf" * 4
@@ -988,12 +1019,15 @@ def test_indexers_that_layers_share_are_read_wherever_they_are_said(says: dict[s
         ),
         (
             "gemma-4-e2b",
-            {"num_kv_shared_layers": 35},
+            {"text_config": config("gemma-4-e2b")["text_config"] | {"num_kv_shared_layers": 35}},
             "num_kv_shared_layers: must leave a layer of each kind that makes keys and values",
         ),
         (
             "gemma-4-e2b",
-            {"vocab_size_per_layer_input": 128},
+            {
+                "text_config": config("gemma-4-e2b")["text_config"]
+                | {"vocab_size_per_layer_input": 128}
+            },
             "vocab_size_per_layer_input: only vocab_size 262144 is supported",
         ),
     ],

@@ -75,6 +75,7 @@ UNKNOWN_TO_BRIDGE = (
     "KimiLinear",
     "Llama4",
     "MiniMaxForCausalLM",
+    "MiniMaxM3SparseForCausalLM",
     "Mixtral",
     "OPT",
     "Olmo2",
@@ -321,13 +322,14 @@ NOT_AS_PEFT = {
     "lfm2-8b-a1b",
     "llama-4-maverick",
     "llama-4-scout",
+    "minimax-m3",
     "minimax-text-01-hf",
     "olmo-hybrid-7b",
     "phi-3.5-moe",
     "qwen1.5-moe-a2.7b",
     "trinity-mini-26b-a3b",
 }
-"""Of Llama 4, Granite, LFM2-MoE, Qwen1.5-MoE, Hy3, Flint, Kolibri and Phi-3.5-MoE, PEFT 0.21 leaves
+"""Of Llama 4, Granite, LFM2-MoE, MiniMax-M3, Qwen1.5-MoE, Hy3, Flint, Kolibri and Phi-3.5-MoE, PEFT leaves
 routed experts alone, which plans count. Of Trinity the count is 0.6 % off, of OLMo Hybrid, whose linear
 attention has queries, keys and values apart, 7 %. Beside Kimi Delta and lightning attention plans refuse
 adapters."""

@@ -71,7 +71,9 @@ def test_megatron_configures_every_catalog_model_as_specified(tmp_path: Path) ->
     names = [
         name
         for name, model in models.items()
-        if not model.mamba_beside_attention and model.window_heads is None
+        if not model.mamba_beside_attention
+        and model.window_heads is None
+        and (model.linear_attention is None or model.linear_attention.type != "kda")
     ]
     for name in names:
         plan = make_plan(name, dp=8)

@@ -326,3 +326,20 @@ def test_a_field_that_no_list_knows_is_noted() -> None:
     assert "rope.base: 5.0 is not part of the launch." in notes_of(
         model.model_copy(update={"rope": model.rope.model_copy(update={"base": 5.0})}), (), {}
     )
+
+
+def test_megatron_shares_indexers_by_a_frequency() -> None:
+    """As `is_dsa_skip_topk_layer` of megatron-core counts: layers 1 to 3 have one, then each fourth."""
+    model = load_catalog_model("glm-5.2")
+    said = words(model)
+    assert said[said.index("--dsa-indexer-topk-freq") + 1] == "4"
+    assert said[said.index("--dsa-indexer-skip-topk-offset") + 1] == "3"
+    own = [max(number - 3, 0) % 4 == 0 for number in range(1, 79)]
+    assert model.attention_order == "".join("F" if each else "f" for each in own)
+    assert "--dsa-indexer-topk-freq" not in words(load_catalog_model("glm-5"))
+
+
+def test_a_note_says_that_chosen_blocks_are_left_out() -> None:
+    model = read_model(DATA / "hf_configs" / "minimax-m3.json")
+    (sentence,) = megatron_shortfalls(model).values()
+    assert "not to 16 chosen blocks of 128" in sentence
