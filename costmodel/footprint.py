@@ -1184,8 +1184,9 @@ class UnlikeRooms(NamedTuple):
             Of k layouts.
         """
         kinds = tuple(kind.rows(rows) for kind in self.kinds)
-        own = (self.flying, self.excess, self.room, self.vpp, self.recomputed)
-        return UnlikeRooms(self.layers, kinds, *(each[rows] for each in own))
+        in_flight_of = (self.flying[rows], self.excess[rows])
+        own = (self.room[rows], self.vpp[rows], self.recomputed[rows])
+        return UnlikeRooms(self.layers, kinds, *in_flight_of, *own)
 
     def _of_kinds(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """States of a layer, what it saves and what it saves where it is recomputed, [kinds, n] each."""
