@@ -1183,10 +1183,14 @@ class UnlikeRooms(NamedTuple):
         UnlikeRooms
             Of k layouts.
         """
-        kinds = tuple(kind.rows(rows) for kind in self.kinds)
-        in_flight_of = (self.flying[rows], self.excess[rows])
-        own = (self.room[rows], self.vpp[rows], self.recomputed[rows])
-        return UnlikeRooms(self.layers, kinds, *in_flight_of, *own)
+        return self._replace(
+            kinds=tuple(kind.rows(rows) for kind in self.kinds),
+            flying=self.flying[rows],
+            excess=self.excess[rows],
+            room=self.room[rows],
+            vpp=self.vpp[rows],
+            recomputed=self.recomputed[rows],
+        )
 
     def _of_kinds(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """States of a layer, what it saves and what it saves where it is recomputed, [kinds, n] each."""
