@@ -36,9 +36,11 @@ from meshwright.costmodel.rank_load import (
 )
 from meshwright.costmodel.schedules import (
     Schedule,
+    first_chunk_excess,
     in_flight,
     is_v_shaped,
     last_rank,
+    least_in_flight,
     on_both_ranks,
 )
 from meshwright.costmodel.stacks import memory_profile
@@ -333,14 +335,71 @@ def _in_all_micro_batches(
     model, rank = workload.model, np.arange(len(stages))
     last = rank == last_rank(layout.schedule, len(stages))
     saved: Floats = np.where(last, model.mtp_layers * of_module, 0.0)
-    counts = byte_counts(model, stages, recomputed_layers(layout), v_shaped=is_v_shaped(layout))
-    for (saved_bytes, dropped_bytes), (number, recomputed) in zip(kinds, counts, strict=True):
-        saved = saved + number * saved_bytes + recomputed * (dropped_bytes - saved_bytes)
+    saved = saved + _saved_by_layers(workload, layout, stages, kinds)
     if memory_profile(workload.framework).keeps_stage_outputs and len(stages) > 1:
         sent = 2.0 * rank_tokens(workload, layout) * model.hidden / sequence_shards(layout)
         saved = saved + np.where(last, 0.0, sent)
     saved = on_both_ranks(np.asarray(saved), layout.schedule)
-    return np.asarray(saved * np.asarray(in_flight(layout, rank)))
+    in_all = np.asarray(saved * np.asarray(in_flight(layout, rank)))
+    first, *others = stages[0]
+    if not np.any(first_chunk_excess(layout)) or (set(others) == {first} and _alike(workload)):
+        return in_all
+    of_rank = _saved_by_layers(workload, layout, stages, kinds)[..., :1]
+    of_first = _in_first_chunk(workload, layout, stages, kinds)
+    beyond = of_first - np.asarray(first_chunk_excess(layout) / layout.vpp * of_rank)
+    return np.asarray(in_all + np.where(rank == 0, beyond, 0.0))
+
+
+def _alike(workload: Workload) -> bool:
+    """Whether all layers hold equal bytes."""
+    model = workload.model
+    return not model.unlike_bytes and not (model.dense_layers and model.moe_layers)
+
+
+def _saved_by_layers(
+    workload: Workload, layout: Layout, stages: Stages, kinds: Sequence[tuple[Floats, Floats]]
+) -> NDArray[np.float64]:
+    """Activations of one micro-batch that the layers of every rank save."""
+    model, v_shaped = workload.model, is_v_shaped(layout)
+    counts = byte_counts(model, stages, recomputed_layers(layout), v_shaped=v_shaped)
+    saved: Floats = 0.0
+    for (saved_bytes, dropped_bytes), (number, recomputed) in zip(kinds, counts, strict=True):
+        saved = saved + number * saved_bytes + recomputed * (dropped_bytes - saved_bytes)
+    return np.asarray(saved)
+
+
+def _in_first_chunk(
+    workload: Workload, layout: Layout, stages: Stages, kinds: Sequence[tuple[Floats, Floats]]
+) -> NDArray[np.float64]:
+    """What the first virtual stage of rank 0 saves of the micro-batches that it alone has in flight."""
+    first = stages[0][0]
+    alone = ((first,), (workload.model.layers - first,))
+    saved = _saved_by_layers(workload, layout, alone, kinds)[..., :1]
+    return np.asarray(first_chunk_excess(layout) * saved)
+
+
+def first_chunk_gib(workload: Workload, layout: Layout, stages: Stages) -> float:
+    """What a rank holds beyond `schedules.least_in_flight` of its layers' activations: rank 0, one layout.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    float
+        GiB, at least 0; 0 where ranks do not interleave virtual stages.
+    """
+    if not np.any(first_chunk_excess(layout)):
+        return 0.0
+    saved = saved_activations(workload, layout)
+    kinds = saved_of_kinds(workload, layout) or (saved.dense, saved.main)
+    return float(np.sum(_in_first_chunk(workload, layout, stages, kinds))) / GIB
 
 
 def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
@@ -805,7 +864,7 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
     kept, relief, recomputed = np.empty(pp.shape), np.empty(pp.shape), np.empty(pp.shape)
     for degree in np.unique(pp):
         rows = np.flatnonzero(pp == degree)
-        flying = np.asarray(in_flight(pipelines.take(rows).with_axis(), np.arange(degree)))
+        flying = np.asarray(least_in_flight(pipelines.take(rows).with_axis(), np.arange(degree)))
         ends = np.zeros(flying.shape)
         ends[:, 0] += beside.first[rows]
         ends[:, -1] += beside.last[rows]
@@ -1052,7 +1111,7 @@ def _beside_layers_on_ranks(
     fixed = np.broadcast_to(beside.everywhere[:, None], (*shape, len(ranks))).copy()
     fixed[:, 0] += beside.first
     fixed[ranks == pp[:, None] - 1] += beside.last
-    flying = np.asarray(in_flight(layout.with_axis(), ranks))
+    flying = np.asarray(least_in_flight(layout.with_axis(), ranks))
     return _OnRanks(
         pp,
         vpp,
@@ -1087,6 +1146,7 @@ def unlike_rooms(workload: Workload, layout: Layout, limit_gib: float) -> Unlike
         workload.model.unlike_bytes,
         tuple(unlike_layer_bytes(workload, layout)),
         on.flying,
+        in_shape(np.asarray(first_chunk_excess(layout)), layout.broadcast_shape()),
         np.where(np.arange(room.shape[1]) < on.pp[:, None], room, 0.0),
         on.vpp,
         on.recomputed,
@@ -1101,7 +1161,9 @@ class UnlikeRooms(NamedTuple):
     kinds: tuple[KindBytes, ...]
     """Arrays of shape [n], kinds in the order in which they first appear."""
     flying: NDArray[np.float64]
-    """Micro-batches in flight, [n, ranks]."""
+    """Micro-batches in flight of every virtual stage, [n, ranks]."""
+    excess: NDArray[np.float64]
+    """Those that the first virtual stage of rank 0 has beyond, [n]."""
     room: NDArray[np.float64]
     """Bytes of each rank for its layers, [n, ranks]."""
     vpp: NDArray[np.int64]
@@ -1121,9 +1183,14 @@ class UnlikeRooms(NamedTuple):
         UnlikeRooms
             Of k layouts.
         """
-        kinds = tuple(kind.rows(rows) for kind in self.kinds)
-        own = (self.flying[rows], self.room[rows], self.vpp[rows], self.recomputed[rows])
-        return UnlikeRooms(self.layers, kinds, *own)
+        return self._replace(
+            kinds=tuple(kind.rows(rows) for kind in self.kinds),
+            flying=self.flying[rows],
+            excess=self.excess[rows],
+            room=self.room[rows],
+            vpp=self.vpp[rows],
+            recomputed=self.recomputed[rows],
+        )
 
     def _of_kinds(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """States of a layer, what it saves and what it saves where it is recomputed, [kinds, n] each."""
@@ -1172,19 +1239,24 @@ class UnlikeRooms(NamedTuple):
         """
         flat = splits.reshape(len(splits), -1)
         first = (np.cumsum(flat, axis=1) - flat).reshape(splits.shape)
-        # [kinds, splits, ranks]
-        number = counts_between(self.layers, first, first + splits).sum(axis=2)
+        # [kinds, splits, virtual stages, ranks], and over virtual stages
+        in_chunks = counts_between(self.layers, first, first + splits)
+        number = in_chunks.sum(axis=2)
         states, saved, dropped = self._of_kinds()
         holds = np.zeros((len(splits), len(self.vpp)), dtype=bool)
         ranks = splits.shape[2]
         for amount in np.unique(self.recomputed).tolist():
             to = first + np.minimum(splits, amount)
-            recomputed = counts_between(self.layers, first, to).sum(axis=2)
+            again = counts_between(self.layers, first, to)
+            recomputed = again.sum(axis=2)
             for rows in _in_pieces(self.recomputed == amount, number[0].size):
                 moving = np.tensordot(saved[:, rows], number, (0, 0))  # [n, splits, ranks]
                 moving -= np.tensordot((saved - dropped)[:, rows], recomputed, (0, 0))
                 bytes_held = np.tensordot(states[:, rows], number, (0, 0))
                 bytes_held += moving * self.flying[rows, None, :ranks]
+                alone = np.tensordot(saved[:, rows], in_chunks[..., 0, 0], (0, 0))  # [n, splits]
+                alone -= np.tensordot((saved - dropped)[:, rows], again[..., 0, 0], (0, 0))
+                bytes_held[:, :, 0] += alone * self.excess[rows, None]
                 fits = bytes_held * (1 - ROUNDING) <= self.room[rows, None, :ranks]
                 holds[:, rows] = fits.all(axis=2).T
         return holds

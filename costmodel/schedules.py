@@ -363,6 +363,50 @@ def in_flight(layout: Layout, rank: Ints) -> Floats:
     return flying
 
 
+def first_chunk_excess(layout: Layout) -> Floats:
+    """Micro-batches that the first virtual stage of rank 0 holds at the peak beyond each of its others.
+
+    Virtual stages take turns of p micro-batches. A warm-up of (v + 1) p - 1 passes has every stage take one
+    turn, and the first one p - 1 passes more (megatron-core, pipeline_parallel/schedules.py,
+    get_schedule_table): derived here.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout or many.
+
+    Returns
+    -------
+    float or array
+        Micro-batches, at least 0; 0 where ranks do not interleave virtual stages.
+    """
+    pp, vpp = np.asarray(layout.pp), np.asarray(layout.vpp)
+    interleaves = (vpp > 1) & (np.asarray(layout.schedule) == int(Schedule.ONE_F_ONE_B))
+    passes = np.asarray(in_flight(layout, 0)) * vpp
+    excess: Floats = np.where(interleaves, np.maximum(passes - vpp * pp, 0.0), 0.0)
+    return excess
+
+
+def least_in_flight(layout: Layout, rank: Ints) -> Floats:
+    """`in_flight` of every virtual stage at the least: on rank 0 without what its first one holds beyond.
+
+    Parameters
+    ----------
+    layout : Layout
+        As `in_flight` takes it.
+    rank : int or array of int
+        Pipeline rank, 0 to p - 1.
+
+    Returns
+    -------
+    float or array
+        Micro-batches, above 0.
+    """
+    beyond = np.asarray(first_chunk_excess(layout)) / np.asarray(layout.vpp)
+    least: Floats = np.asarray(in_flight(layout, rank)) - np.where(np.asarray(rank) == 0, beyond, 0)
+    return least
+
+
 def shared_by_mirrors(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.float64]:
     """Seconds that each rank works, where DualPipe has it do half of its mirror rank's stage as well.
 

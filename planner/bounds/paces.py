@@ -24,6 +24,7 @@ from meshwright.costmodel.estimate import LayerCosts, stage_memory_gib
 from meshwright.costmodel.footprint import (
     GIB,
     UnlikeRooms,
+    first_chunk_gib,
     layer_bytes,
     least_held,
     least_in_parts,
@@ -56,9 +57,9 @@ from meshwright.costmodel.rank_load import (
 from meshwright.costmodel.schedules import (
     Schedule,
     has_trait,
-    in_flight,
     is_v_shaped,
     last_rank,
+    least_in_flight,
     traits,
 )
 from meshwright.costmodel.states import (
@@ -138,12 +139,19 @@ class MemoryFit:
         memory = self.even_gib
         if memory is None:
             memory = stage_memory_gib(self.workload, self.layout, stages)
+        memory = memory - self._in_first_chunk_gib(stages)
         if self._unlike is not None:
             return [float(gib) for gib in memory - self._unlike.of_stages_gib(stages)]
         return [
             float(memory[rank]) - self._layers_gib(rank, layers, leading)
             for rank, (layers, leading) in enumerate(self._counts(stages))
         ]
+
+    def _in_first_chunk_gib(self, stages: Stages) -> FloatArray:
+        """What ranks of a split hold of a first virtual stage alone, [pp]."""
+        alone = np.zeros(int(self.layout.pp))
+        alone[0] = first_chunk_gib(self.workload, self.layout, stages)
+        return alone
 
     @cached_property
     def _unlike(self) -> _UnlikeBytes | None:
@@ -212,7 +220,7 @@ class MemoryFit:
     @cached_property
     def _in_flight(self) -> list[float]:
         ranks = np.arange(int(self.layout.pp))
-        micro_batches = np.asarray(in_flight(self.layout, ranks), dtype=np.float64)
+        micro_batches = np.asarray(least_in_flight(self.layout, ranks), dtype=np.float64)
         return [float(count) for count in micro_batches]
 
     @cached_property
@@ -320,6 +328,7 @@ class MemoryFit:
         if self._unlike is None:
             return True
         held_gib = np.array(self._fixed_gib) + self._unlike.of_stages_gib(stages)
+        held_gib = held_gib + self._in_first_chunk_gib(stages)
         return bool(np.max(held_gib) <= self.limit_gib * (1 + 1e-9))
 
     def rooms(self, limit: int) -> list[list[int]]:
@@ -428,7 +437,8 @@ class _UnlikeBytes:
         self._layers = workload.model.unlike_bytes
         self._recomputed = min(recomputed, workload.model.layers)
         self._vpp, self._v_shaped = int(layout.vpp), is_v_shaped(layout)
-        self._flying = np.asarray(in_flight(layout, np.arange(int(layout.pp))), dtype=np.float64)
+        ranks = np.arange(int(layout.pp))
+        self._flying = np.asarray(least_in_flight(layout, ranks), dtype=np.float64)
         kinds = unlike_layer_bytes(workload, layout)
         self._states = np.array([float(kind.states) / GIB for kind in kinds])
         self._saved = np.array([float(kind.saved) / GIB for kind in kinds])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import mul
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from meshwright.costmodel.footprint import (
 )
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.rank_load import layer_counts
-from meshwright.costmodel.schedules import in_flight
+from meshwright.costmodel.schedules import first_chunk_excess, in_flight, least_in_flight
 from meshwright.costmodel.stacks import framework_constants
 from meshwright.costmodel.states import (
     layer_parameters_on_gpu,
@@ -346,6 +347,56 @@ def test_the_bound_of_a_single_rank_is_its_memory(model: str, zero_stage: int) -
     layout = Layout(tp=2, dp=16, zero_stage=zero_stage, num_micro_batches=4)
     (peak,) = stage_memory_gib(work, layout, ((work.model.layers,),))
     assert float(np.asarray(peak_memory_gib(work, layout))) == pytest.approx(peak, rel=3e-9)
+
+
+def layers_in_flight_of_rank_0(chunks: Sequence[int], pp: int, m: int) -> int:
+    """Most layers of which rank 0 holds activations, pass by pass in Megatron's order of chunks."""
+    vpp = len(chunks)
+    turns = [range(begin, min(begin + pp, m)) for begin in range(0, m, pp)]
+    order = [chunk for turn in turns for chunk in range(vpp) for _ in turn]
+    warm_up = min((vpp - 1) * pp + 2 * (pp - 1), m * vpp)
+    held = [0] * vpp
+    most = done = 0
+    for passed, chunk in enumerate(order):
+        held[chunk] += 1
+        most = max(most, sum(map(mul, held, chunks)))
+        if passed >= warm_up:
+            held[vpp - 1 - order[done]] -= 1
+            done += 1
+    return most
+
+
+@pytest.mark.parametrize(("pp", "turns"), [(2, 1), (2, 2), (4, 1), (4, 3), (8, 18)])
+@pytest.mark.parametrize("chunks", [(3, 3), (1, 2), (0, 2, 2), (1, 2, 2, 2), (1, *[2] * 7)])
+def test_a_shorter_first_virtual_stage_is_in_flight_most(
+    chunks: tuple[int, ...], pp: int, turns: int
+) -> None:
+    """Rank 0 holds more micro-batches of it than of its others, each of which counted as much before."""
+    m = turns * pp
+    layout = Layout(dp=1, pp=pp, vpp=len(chunks), micro_batch=1, num_micro_batches=m)
+    least, excess = (
+        float(np.asarray(x)) for x in (least_in_flight(layout, 0), first_chunk_excess(layout))
+    )
+    counted = least * sum(chunks) + excess * chunks[0]
+    assert counted == pytest.approx(layers_in_flight_of_rank_0(chunks, pp, m))
+    assert least * len(chunks) + excess == pytest.approx(
+        float(np.asarray(in_flight(layout, 0))) * len(chunks)
+    )
+
+
+def test_rank_0_saves_what_its_virtual_stages_have_in_flight() -> None:
+    """One layer in the first of four virtual stages, two in every other, against two in all."""
+    work = workload("llama-3-8b", gpus=8)
+    layout = Layout(dp=1, tp=1, pp=4, vpp=4, micro_batch=1, num_micro_batches=64)
+    rows = ((2, 2, 2, 2),) * 4
+    shorter = ((1, 2, 2, 2), *rows[1:-1], (2, 2, 2, 3))
+    full, less = (
+        stage_memory_parts_gib(work, layout, stages)["activations"] for stages in (rows, shorter)
+    )
+    in_flight_of = [layers_in_flight_of_rank_0(stages[0], 4, 64) for stages in (rows, shorter)]
+    assert in_flight_of == [38, 31]
+    assert less[0] / full[0] == pytest.approx(31 / 38)
+    assert less[1:3] == pytest.approx(full[1:3])
 
 
 def test_leading_dense_layers_may_fill_the_ranks_with_the_most_in_flight() -> None:

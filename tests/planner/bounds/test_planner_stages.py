@@ -5,8 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.footprint import main_layer_rooms, peak_bounds, stage_memory_gib
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.layer_split import (
     ALL_LAYERS,
     FitsRank,
@@ -14,6 +21,7 @@ from meshwright.planner.bounds.layer_split import (
     balanced_stages,
     even_chunks,
     frontier,
+    level_splits,
 )
 from tests.planner.bounds.best_split import best_split
 
@@ -145,3 +153,49 @@ def test_no_split_has_an_empty_stage() -> None:
     assert best_split(SplitCosts(pp=4, vpp=2, layers=7, num_micro_batches=4, layer_s=1.0)) is None
     assert balanced_stages(7, 4, 2) is None
     assert balanced_stages(7, 3, 2) == ((1, 2), (1, 1), (1, 1))
+
+
+@pytest.mark.parametrize("recomputed", [0, 1, ALL_LAYERS])
+@pytest.mark.parametrize(
+    ("name", "pp", "vpp"),
+    [("llama-3-70b", 4, 4), ("deepseek-v2", 4, 3), ("qwen3-30b-a3b", 8, 2)],
+)
+def test_memory_bounds_lie_below_splits_with_shorter_ends(
+    name: str, pp: int, vpp: int, recomputed: int
+) -> None:
+    """Rows of the CP-SAT model, rooms and peaks, where the first virtual stage may be shorter or empty."""
+    layout = Layout(
+        dp=2,
+        pp=pp,
+        vpp=vpp,
+        micro_batch=1,
+        num_micro_batches=2 * pp,
+        recompute=int(Recompute.FULL) if recomputed else 0,
+        recompute_layers=recomputed,
+    )
+    model = load_catalog_model(name)
+    work = Workload(
+        model=model,
+        cluster=read_cluster("dgx-a100"),
+        gpus=2 * pp,
+        global_batch=4 * pp,
+        seq_len=4096,
+    )
+    rows, peaks = memory_rows(work, layout), peak_bounds(work, layout)
+    least_gib = float(peaks.peak_gib(np.array([recomputed]))[0])
+    splits = level_splits(model.layers, pp, vpp, empty_ends=True)
+    assert len({stages[0][0] for stages in splits}) > 1
+    for stages in splits:
+        if recomputed == 1 and min(map(min, stages)) < 1:
+            continue
+        held_gib = stage_memory_gib(work, layout, stages)
+        assert least_gib <= max(held_gib) * (1 + 1e-9)
+        rooms = main_layer_rooms(work, layout.flat(), float(max(held_gib)) * (1 + 1e-9))[0]
+        leading = 1 if model.moe_layers and model.dense_layers else 0  # DeepSeek's one dense layer
+        for rank, (row, chunks) in enumerate(zip(rows, stages, strict=True)):
+            # The first chunk of the model that is not empty holds it.
+            dense = leading * (rank == (0 if stages[0][0] else 1))
+            again = sum(min(recomputed, layers) for layers in chunks)
+            row_gib = row.fixed_gib + row.layer_gib * sum(chunks) + row.leading_gib * dense
+            assert row_gib - row.relief_gib * again <= held_gib[rank] * (1 + 1e-9)
+            assert rooms[rank] >= sum(chunks) - dense
