@@ -42,7 +42,23 @@ def axolotl(fields: dict[str, Any]) -> dict[str, Any]:
         *("lora_target_modules", "lora_target_linear", "gradient_checkpointing", "load_in_4bit"),
     )
     config = schema(**fields)
-    return {name: getattr(config, name) for name in names}
+    sizes = ("dp_replicate_size", "dp_shard_size", "tensor_parallel_size", "context_parallel_size")
+    sharding = config.fsdp_config and config.fsdp_config.model_dump(exclude_none=True)
+    return {name: getattr(config, name) for name in names} | {
+        "sizes": [getattr(config, name) for name in sizes],
+        # Its builder hands both to the Trainer's arguments (axolotl/core/builders/base.py).
+        "fsdp": sharding and _of_trainer(True, sharding),
+    }
+
+
+def _of_trainer(fsdp: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """What a Trainer tells accelerate's plugin of FSDP2."""
+    training = importlib.import_module("transformers").TrainingArguments
+    arguments = object.__new__(training)
+    arguments.fsdp, arguments.fsdp_config, arguments.gradient_checkpointing = fsdp, config, False
+    told: dict[str, Any] = training._process_fsdp_args(arguments)
+    assert told["fsdp_version"] == 2
+    return told
 
 
 def trl(words: list[str]) -> dict[str, Any]:
@@ -122,11 +138,12 @@ def swift(case: dict[str, Any]) -> dict[str, Any]:
     read = argparse.ArgumentParser.parse_args(parser, rest)
     document = json.loads(Path(read.fsdp or read.deepspeed).read_text())
     by_fsdp = read.fsdp is not None
+    told = _of_trainer(document["fsdp"], document["fsdp_config"]) if by_fsdp else {}
     return {
         "length": read.max_length,
         "micro_batch": read.per_device_train_batch_size,
         "steps": read.gradient_accumulation_steps,
-        "checkpoints": document["fsdp_config"]["activation_checkpointing"]
+        "checkpoints": told["activation_checkpointing"]
         if by_fsdp
         else bool(read.gradient_checkpointing),
         "rank": read.lora_rank if read.tuner_type == "lora" else None,
@@ -134,7 +151,7 @@ def swift(case: dict[str, Any]) -> dict[str, Any]:
         "bits": read.quant_bits or 16,
         "syncs": _syncs(trainer.AcceleratorConfig(**json.loads(read.accelerator_config or "{}"))),
         "stage": None if by_fsdp else _stage(document),
-        "reshards": document["fsdp_config"]["reshard_after_forward"] if by_fsdp else None,
+        "reshards": told["reshard_after_forward"] if by_fsdp else None,
     }
 
 

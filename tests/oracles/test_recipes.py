@@ -226,7 +226,7 @@ def test_verl(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stack", ["llamafactory", "axolotl"])
 def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
-    """Random layouts under DeepSpeed, with adapters and without, by the stack's own parser."""
+    """Random layouts under DeepSpeed, Axolotl's under FSDP2 too, with adapters and without."""
     rng = random.Random(5)
     target, name = ("llama-factory", "llama_factory.yaml")
     added: dict[str, Any] = {"template": "qwen3", "dataset": "ours"}
@@ -247,6 +247,9 @@ def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
             seq_len=rng.choice([512, 4096]),
         )
         changes: dict[str, Any] = {"framework": "deepspeed"}
+        assert plan.layout is not None
+        if stack == "axolotl" and plan.layout.dp > 1 and plan.layout.zero_stage > 1:
+            changes["framework"] = rng.choice(["deepspeed", "fsdp2"])
         if rng.random() < 0.5:
             changes["adapters"] = AdapterSpec(
                 method=rng.choice(["lora", "qlora"]),
@@ -264,6 +267,9 @@ def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
     for plan, answer in zip(made, ask(stack, cases, tmp_path), strict=True):
         assert plan.layout is not None
         assert answer["gradient_accumulation_steps"] == plan.layout.num_micro_batches
+        if plan.inputs.framework == "fsdp2":
+            assert answer["sizes"] == [1, plan.layout.dp, 1, 1]
+            assert answer["fsdp"]["reshard_after_forward"] == (plan.layout.zero_stage == 3)
         batch = answer.get("per_device_train_batch_size", answer.get("micro_batch_size"))
         assert batch == plan.layout.micro_batch
         # LLaMA-Factory leaves a place of a pack for its padding (hparams/data_args.py, __post_init__).
