@@ -38,7 +38,7 @@ class Links:
     latency_s: NDArray[np.float64]
     """One hop."""
     half_bytes: NDArray[np.float64]
-    """n0 of B(n) = B / (1 + sqrt(n0 / n)): small messages do not fill the links."""
+    """n0 of B(n) = B / (1 + sqrt(n0 / n)): small messages do not fill the links inside a node."""
     rails: NDArray[np.int64] | None = None
     """Rails between which nothing passes inside a block, 1 where there are none; None: none anywhere."""
     cross_rail_bytes_per_s: NDArray[np.float64] | None = None
@@ -47,6 +47,8 @@ class Links:
     """As `bytes_per_s`, where no NIC is slower than those of measured runs; None where none is."""
     exchange_half_bytes: NDArray[np.float64] | None = None
     """As `half_bytes`, of an all-to-all; None: the same."""
+    fill_s: NDArray[np.float64] | None = None
+    """What a ring's or a tree's first pieces take for one hop; None: no time."""
     tree_bytes_per_s: float = inf
     """The most that a tree between two blocks moves through the links of a block, up and down."""
     dispatched_bytes_per_s: NDArray[np.float64] | None = None
@@ -79,7 +81,7 @@ def best_beyond(links: Links) -> Links:
     """
 
     highest, lowest = np.maximum.accumulate, np.minimum.accumulate
-    moving, exchanged = links.moving_bytes_per_s, links.exchange_half_bytes
+    moving, exchanged, fill = links.moving_bytes_per_s, links.exchange_half_bytes, links.fill_s
     dispatched = links.dispatched_bytes_per_s
     return Links(
         bytes_per_s=highest(links.bytes_per_s[::-1])[::-1],
@@ -88,6 +90,7 @@ def best_beyond(links: Links) -> Links:
         half_bytes=lowest(links.half_bytes[::-1])[::-1],
         moving_bytes_per_s=None if moving is None else highest(moving[::-1])[::-1],
         exchange_half_bytes=None if exchanged is None else lowest(exchanged[::-1])[::-1],
+        fill_s=None if fill is None else lowest(fill[::-1])[::-1],
         tree_bytes_per_s=links.tree_bytes_per_s,
         dispatched_bytes_per_s=None if dispatched is None else highest(dispatched[::-1])[::-1],
     )
@@ -122,10 +125,10 @@ def _over_levels(function: np.ufunc, values: NDArray[np.float64]) -> Floats:
 def ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
     """All-gather or reduce-scatter: one pass round a ring.
 
-    sum over levels of log2(blocks) alpha + (P-1)/P n / B, with B the rate of the slowest level crossed. The
-    hops are those of a tree: small messages, the only ones that feel them, take the algorithm with the fewest
-    (NCCL's choice by size), and a half-empty ring is already in B(n). Thakur, Rabenseifner and Gropp 2005,
-    section 4.1.
+    sum over levels of log2(blocks) (alpha + fill) + (P-1)/P n / B, with B the rate of the slowest level
+    crossed. The hops are those of a tree: small messages, the only ones that feel them, take the algorithm
+    with the fewest (NCCL's choice by size). Inside a node a half-empty ring is in B(n), between nodes what
+    the first pieces take is in `fill`. Thakur, Rabenseifner and Gropp 2005, section 4.1.
 
     Parameters
     ----------
@@ -171,7 +174,7 @@ def neighbour_ring_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Li
 
 
 def long_ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
-    """`ring_pass_s` with the (P-1) hops of a ring, each over the level that it crosses.
+    """`ring_pass_s` with the latency of the (P-1) hops of a ring, each over the level that it crosses.
 
     NCCL gathers and scatters large buffers round rings only, however many ranks there are (src/graph/
     tuning.cc; Thakur, Rabenseifner and Gropp 2005, section 4.1, with a latency for every level). Of the P
@@ -305,7 +308,8 @@ def _pass_s(
     block_rate = inside * links.bytes_per_s
     slowest = _over_levels(np.maximum, crossed * share * slow_down / block_rate)
     hops = np.log2(members / inside)
-    latency = _over_levels(np.add, hops * links.latency_s)
+    hop_s = links.latency_s if links.fill_s is None else links.latency_s + links.fill_s
+    latency = _over_levels(np.add, hops * hop_s)
     seconds: Floats = latency + np.asarray(buffer_bytes) * slowest
     return seconds
 

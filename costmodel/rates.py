@@ -467,12 +467,13 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
         bytes_per_s=attained,
         all_to_all_bytes_per_s=nominal * to_all,
         latency_s=levels.latency_s,
-        half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], shared["half_bytes_network"]),
+        half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], 0.0),
+        fill_s=np.where(scale_up, 0.0, shared["ring_fill_network_s"]),
         rails=levels.rails if railed else None,
         cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * to_all if railed else None,
         moving_bytes_per_s=moving,
         exchange_half_bytes=np.where(
-            scale_up, shared["exchange_half_bytes_scale_up"], shared["half_bytes_network"]
+            scale_up, shared["exchange_half_bytes_scale_up"], shared["exchange_half_bytes_network"]
         ),
         tree_bytes_per_s=constants.device.two_node_tree_gb_per_s * 1e9,
         dispatched_bytes_per_s=nominal * to_all * of_kernels,

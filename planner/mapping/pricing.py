@@ -191,7 +191,7 @@ class PartsOfNodes:
             levels = fabric_levels(self._workload.cluster, gpus)
             links = links_of(levels, calibrated_constants(self._workload))
             best = best_beyond(links)
-            names = ["bytes_per_s", "latency_s", "half_bytes"]
+            names = ["bytes_per_s", "latency_s", "half_bytes", "fill_s"]
             if exchanges:
                 names += ["all_to_all_bytes_per_s", "exchange_half_bytes", "dispatched_bytes_per_s"]
             names += ["moving_bytes_per_s"] if links.moving_bytes_per_s is not None else []

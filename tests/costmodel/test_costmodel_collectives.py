@@ -26,6 +26,7 @@ from meshwright.costmodel.collectives import (
 )
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
+from meshwright.costmodel.rates import links_of, named_constants
 from meshwright.planner.bounds.mappings import gpu_of_rank, matrices, packed_placement
 
 GB = 1e9
@@ -136,6 +137,22 @@ def test_hops_are_those_of_a_tree_over_the_levels() -> None:
     fabric = links(1e30, 1e30, latency_s=(1.0, 10.0))
     assert ring_pass_s(1.0, members(8, 64), fabric) == pytest.approx(3 * 1 + 3 * 10)
     assert all_reduce_s(1.0, members(8, 8), fabric) == pytest.approx(6)
+
+
+def test_pieces_fill_every_hop_between_nodes() -> None:
+    fabric = replace(links(1e30, 1e30, latency_s=(1.0, 10.0)), fill_s=np.array([0.0, 5.0]))
+    assert ring_pass_s(1.0, members(8, 64), fabric) == pytest.approx(3 * 1 + 3 * (10 + 5))
+    assert best_beyond(fabric).fill_s == pytest.approx([0.0, 5.0])
+
+
+def test_rings_on_three_a100_nodes_are_as_fast_as_measured_over_all_sizes() -> None:
+    """NVIDIA/nccl-tests issue 119: 24 GPUs, 4 x 200 Gb/s a node, mean 84.8 GB/s over 1 to 128 MiB."""
+    cluster = read_cluster("dgx-a100").model_copy(update={"nic_gbps_per_gpu": 100.0})
+    constants = named_constants("a100-sxm-80gb", "ampere", "megatron", {})
+    fabric = links_of(fabric_levels(cluster, 24), constants)
+    sizes = np.arange(1, 129).astype(np.float64) * 2.0**20
+    rates = 2 * 23 / 24 * sizes / all_reduce_s(sizes, members(8, 24), fabric)
+    assert rates.mean() == pytest.approx(84.8 * GB, rel=0.1)
 
 
 def test_small_messages_do_not_fill_the_links() -> None:
