@@ -71,13 +71,13 @@ def test_the_best_mapping_is_that_of_enumeration(limit: float) -> None:
 @pytest.mark.slow
 def test_a_starved_cut_changes_the_plan() -> None:
     free = fastest_plan(asked(pin=PINS))
-    starved = fastest_plan(asked(pin=PINS, max_cut_use=0.5))
+    starved = fastest_plan(asked(pin=PINS, max_cut_use=0.52))
     assert starved.status == "optimal"
     assert starved.layout is not None
     assert free.layout is not None
     # Two groups send a quarter less out of a node, four less still; one at the limit is 20 % slower.
     assert free.layout.shard_groups == 1 < starved.layout.shard_groups
-    one_group = fastest_plan(asked(pin=f"{PINS},shard_groups=1", max_cut_use=0.5))
+    one_group = fastest_plan(asked(pin=f"{PINS},shard_groups=1", max_cut_use=0.52))
     assert (one_group.mapping, one_group.execution) != (free.mapping, free.execution)
     assert one_group.objective.step_time_s is not None
     assert starved.objective.step_time_s is not None
@@ -85,7 +85,7 @@ def test_a_starved_cut_changes_the_plan() -> None:
     assert free.objective.step_time_s is not None
     assert starved.objective.step_time_s > free.objective.step_time_s
     used = [each.value / each.limit for each in starved.binding if each.rule == "bisection"]
-    assert 0 < max(used) <= 0.5
+    assert 0 < max(used) <= 0.52
 
 
 @pytest.mark.soak
