@@ -223,10 +223,13 @@ def _parse_json(text: str, where: str) -> object:
     except InputError:
         raise
     except json.JSONDecodeError as error:
+        what = f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        if where.endswith(".json"):
+            # YAML would take a last comma, and read 1e-06 as a text.
+            raise InputError(what, where=where) from None
         try:  # A YAML flow mapping starts with a brace as well.
             return _parse_yaml(text, where)
         except InputError:
-            what = f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
             raise InputError(what, where=where) from None
     except RecursionError:
         raise InputError("the document is nested too deeply", where=where) from None

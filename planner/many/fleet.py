@@ -45,8 +45,11 @@ from meshwright.planner.many.sharing import (
     sized_job,
     solve_fleet,
 )
+from meshwright.planner.plan.assemble import cut_binding, predicted_use
 from meshwright.planner.plan.document import Plan, with_digest
+from meshwright.planner.plan.texts import priced_of
 from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.solvers.clock import current_end_s, is_over, limit_left_s, within
 from meshwright.planner.solvers.processes import usable_cores
 
@@ -819,8 +822,15 @@ def _sized_jobs(
             for units in candidate_units(job, each.free.gpus_per_unit, len(each.free.units))
         ]
         for part, units in sizes:
-            gpus, address = units * parts[part].free.gpus_per_unit, parts[part].address
-            fields = {**plain, "cluster": address, "gpus": gpus, "name": "size"}
+            free, listed = parts[part].free, parts[part].cluster.nodes
+            fields = {
+                **plain,
+                "cluster": parts[part].address,
+                "gpus": units * free.gpus_per_unit,
+                # As many wholly free ones as the job will get, of which none is part-filled.
+                "nodes": free.node_names(units) if listed else None,
+                "name": "size",
+            }
             key = json.dumps(fields, sort_keys=True, default=str)
             if key not in positions:
                 positions[key] = len(tasks)
@@ -977,8 +987,29 @@ def _plan_on_units(cluster: ClusterSpec, files: Mapping[str, str], units: Sequen
     """The plan of a size, on the nodes that the job got."""
     plan = Plan.model_validate(yaml.safe_load(files["plan.yaml"]))
     nodes = tuple(
-        NodeSpec(name=name, leaf=unit.leaf, pod=unit.pod) for unit in units for name in unit.nodes
+        NodeSpec(name=name, leaf=unit.leaf, pod=unit.pod)
+        if cluster.nodes or cluster.levels
+        else NodeSpec(name=name)
+        for unit in units
+        for name in unit.nodes
     )
     fields = {"nodes": nodes, "gpus": len(nodes) * cluster.gpus_per_node, "elastic": False}
     inputs = plan.inputs.model_copy(update={"cluster": cluster.model_copy(update=fields)})
-    return with_digest(plan.model_copy(update={"inputs": inputs}))
+    mapping = plan.mapping
+    if mapping is not None and mapping.ranks is not None:
+        # Planned on other nodes of the list; in their order they are those of the job.
+        used = sorted({node for node, _ in mapping.ranks})
+        turn = {node: index for index, node in enumerate(used)}
+        ranks = [(turn[node], gpu) for node, gpu in mapping.ranks]
+        mapping = mapping.model_copy(update={"ranks": ranks})
+    plan = plan.model_copy(update={"inputs": inputs, "mapping": mapping})
+    if mapping is not None and plan.layout is not None:
+        # What holds it back names a node or a leaf.
+        priced = priced_of(plan)
+        execution = priced.execution.of_layout(priced.layout)
+        request = PlanRequest.of_inputs(inputs)
+        workload = execution.applied(request.workload().on(int(priced.layout.gpus)))
+        cut = cut_binding(predicted_use(workload, priced)[1])
+        elsewhere = [each for each in plan.binding if each.rule != "bisection"]
+        plan = plan.model_copy(update={"binding": [*elsewhere, *cut]})
+    return with_digest(plan)

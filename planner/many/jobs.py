@@ -70,6 +70,8 @@ class JobDoc(ClosedDocument):
     """Catalog name or cluster YAML; a relative path starts at the jobs file."""
     gpus: Degree | None = None
     """The first N GPUs; all of the cluster's when absent."""
+    nodes: str | tuple[str, ...] | None = None
+    """Only these of the cluster file's nodes: a host list, or a list; the Slurm job's when absent."""
     global_batch: Sequences
     """Sequences per step."""
     seq_len: Tokens

@@ -104,6 +104,8 @@ def _mistake(job: Job, where: str, cluster: str) -> str | None:
     place = f"{where}: {job.name}"
     if document.cluster and job.fields.get("cluster") != cluster and document.cluster != cluster:
         return f"{place}.cluster: {document.cluster!r} is not the shared cluster, {cluster!r}; leave it out"
+    if document.nodes is not None:
+        return f"{place}.nodes: which nodes a job gets is the answer; --busy leaves some out"
     if document.gpus is not None and (document.min_gpus or document.max_gpus):
         return f"{place}.gpus: a fixed size leaves no room for min_gpus and max_gpus; give one or the other"
     if document.min_gpus and document.max_gpus and document.min_gpus > document.max_gpus:
@@ -223,6 +225,10 @@ class FreeUnits:
 
     gpus_per_unit: int
     units: tuple[Unit, ...]
+
+    def node_names(self, units: int) -> tuple[str, ...]:
+        """Nodes of the first so many units."""
+        return tuple(name for unit in self.units[:units] for name in unit.nodes)
 
     @property
     def by_leaf(self) -> dict[str, list[int]]:

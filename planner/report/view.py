@@ -22,7 +22,6 @@ from importlib import resources
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -272,7 +271,7 @@ _UNBOUNDED = 10_000
 class _FoldedGrid(Grid):
     """A table that folds words and headings before numbers, where it is too wide and that is enough."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Any, options: Any) -> Iterable[Any]:
         wide = console.measure(self, options=options.update(max_width=_UNBOUNDED)).maximum
         needed, numbers = wide, [column for column in self.columns if column.justify == "right"]
         for column in self.columns:

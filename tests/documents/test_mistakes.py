@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from meshwright.documents import field_path, read_text, validation_message
+from meshwright.documents import field_path, read_mapping, read_text, validation_message
 from meshwright.errors import InputError
 
 
@@ -71,3 +71,11 @@ def test_a_pipe_is_not_told_to_be_missing(tmp_path: Path) -> None:
         read_text(tmp_path / "none.json")
     with pytest.raises(InputError, match="a directory"):
         read_text(tmp_path)
+
+
+def test_a_comma_too_many_in_a_json_file_is_named(tmp_path: Path) -> None:
+    """YAML takes it, and would read 1e-06 as a text, of which alone was spoken."""
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "rms_norm_eps": 1e-06,}')
+    with pytest.raises(InputError, match=r"not valid JSON: .* at line 1, column 4[67]"):
+        read_mapping(path)

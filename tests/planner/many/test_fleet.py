@@ -530,3 +530,27 @@ def test_a_fleet_of_jobs_without_plans_is_written_too(tmp_path: Path, kept: Path
     document = json.loads((tmp_path / "out/fleet.json").read_text(encoding="utf-8"))
     assert document["jobs"][0]["status"] == "infeasible"
     assert "0 jobs on" in done.stdout
+
+
+@pytest.mark.slow
+def test_plans_on_listed_nodes_hold_where_one_is_part_filled(tmp_path: Path) -> None:
+    """Sizes were planned on any GPUs of the list, part-filled nodes among them: files then failed."""
+    nodes = [{"name": f"n{index}", "leaf": "l0"} for index in range(4)]
+    nodes[0]["free_gpus"] = 5  # type: ignore[assignment]
+    cluster, jobs = tmp_path / "cluster.yaml", tmp_path / "jobs.yaml"
+    levels = [{"name": "leaf", "gpus": 32}]
+    cluster.write_text(
+        yaml.safe_dump({"name": "c", "base": "dgx-h100", "levels": levels, "nodes": nodes})
+    )
+    wishes = [{"name": "a", "gpus": 16}, {"name": "b", "gpus": 8}]
+    asked = {"model": "llama-3-8b", "global_batch": 64, "seq_len": 4096}
+    jobs.write_text(yaml.safe_dump({"jobs": [{**asked, **wish} for wish in wishes]}))
+    line = ["fleet", str(jobs), "--cluster", str(cluster), "--workers", "1", "--no-cache"]
+    done = CliRunner().invoke(main, [*line, "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    hosts = [(tmp_path / f"out/plans/{name}/hostfile").read_text().split() for name in "ab"]
+    assert [len(each) for each in hosts] == [2, 1]
+    assert sorted(hosts[0] + hosts[1]) == ["n1", "n2", "n3"]
+    for name in "ab":
+        held = CliRunner().invoke(main, ["verify", str(tmp_path / f"out/plans/{name}")])
+        assert held.exit_code == 0, held.output
