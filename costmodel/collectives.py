@@ -83,7 +83,7 @@ def best_beyond(links: Links) -> Links:
     highest, lowest = np.maximum.accumulate, np.minimum.accumulate
     moving, exchanged, fill = links.moving_bytes_per_s, links.exchange_half_bytes, links.fill_s
     dispatched = links.dispatched_bytes_per_s
-    return Links(
+    best = Links(
         bytes_per_s=highest(links.bytes_per_s[::-1])[::-1],
         all_to_all_bytes_per_s=highest(links.all_to_all_bytes_per_s[::-1])[::-1],
         latency_s=lowest(links.latency_s[::-1])[::-1],
@@ -94,6 +94,32 @@ def best_beyond(links: Links) -> Links:
         tree_bytes_per_s=links.tree_bytes_per_s,
         dispatched_bytes_per_s=None if dispatched is None else highest(dispatched[::-1])[::-1],
     )
+    return replace(best, half_bytes=_half_bytes_beyond(links.half_bytes, best))
+
+
+def _half_bytes_beyond(half_bytes: NDArray[np.float64], best: Links) -> NDArray[np.float64]:
+    """Those of each level, or the least beyond it where small messages may gain by reaching farther.
+
+    When k members of a group inside a level's blocks begin to cross that level, n bytes lose at most
+    n (1 + sqrt(n0 / n)) / (k B) against n / (k b) beyond: n0 / (4 k B^2 (1 / b - 1 / B)) at the worst size.
+    They have log2((k + 1) / k) hops less beyond, at least 1 / k, and as many more there.
+    """
+    hop_s = best.latency_s if best.fill_s is None else best.latency_s + best.fill_s
+    rates = [best.bytes_per_s]
+    if best.moving_bytes_per_s is not None:
+        rates.append(best.moving_bytes_per_s)
+    result = best.half_bytes.copy()
+    for level, half in enumerate(half_bytes):
+        beyond = slice(level + 1, None)
+        is_packed = np.ones(len(half_bytes) - level - 1, dtype=bool)
+        for rate in rates:
+            # No loss is made up for where a level beyond is as fast.
+            falls = np.maximum(1.0 / rate[beyond] - 1.0 / rate[level], 0.0)
+            gained = 4.0 * rate[level] ** 2 * falls * (hop_s[beyond] - hop_s[level])
+            is_packed &= half <= gained
+        if np.all(is_packed | (half_bytes[beyond] >= half)):
+            result[level] = half
+    return result
 
 
 def members_inside(members: NDArray[np.int64]) -> NDArray[np.int64]:

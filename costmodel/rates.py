@@ -445,6 +445,8 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     """
     scale_up = np.array([medium in SCALE_UP_MEDIA for medium in levels.media])
     shared = constants.shared
+    # The curve of rings against size was measured on links between GPUs; a bus takes its pieces as NICs do.
+    of_links = scale_up & np.array([medium != "pcie" for medium in levels.media])
     network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])
     usual = np.where(scale_up, constants.device.scale_up_fraction, network)
     usual = usual * levels.neighbour_share * levels.host_share
@@ -467,8 +469,8 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
         bytes_per_s=attained,
         all_to_all_bytes_per_s=nominal * to_all,
         latency_s=levels.latency_s,
-        half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], 0.0),
-        fill_s=np.where(scale_up, 0.0, shared["ring_fill_network_s"]),
+        half_bytes=np.where(of_links, shared["half_bytes_scale_up"], 0.0),
+        fill_s=np.where(of_links, 0.0, shared["ring_fill_network_s"]),
         rails=levels.rails if railed else None,
         cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * to_all if railed else None,
         moving_bytes_per_s=moving,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from meshwright.cluster_specs.allocation import fabric_levels, full_levels
-from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.reader import cluster_names, load_cluster, read_cluster
 from meshwright.costmodel import textbook as formulas
 from meshwright.costmodel.collectives import (
     Links,
@@ -342,3 +343,48 @@ def test_levels_multiply_to_the_allocation() -> None:
         cluster = read_cluster(name)
         assert np.prod(level_factors(cluster, gpus)) == gpus
         assert len(level_factors(cluster, gpus)) == len(fabric_levels(cluster, gpus).names)
+
+
+def _members(blocks: tuple[int, ...]) -> list[NDArray[np.int64]]:
+    """Every way in which a group of 12 may lie in blocks of three levels."""
+    return [
+        np.array([inner, middle, 12])
+        for middle in range(1, blocks[1] + 1)
+        for inner in range(1, min(middle, blocks[0]) + 1)
+    ]
+
+
+@given(st.data())
+def test_with_the_best_links_nothing_gains_by_reaching_farther(data: st.DataObject) -> None:
+    """Whatever the rates, the latencies, and what small messages lose at each level."""
+    rate = st.floats(1.0, 1000.0)
+
+    def three(values: st.SearchStrategy[float]) -> NDArray[np.float64]:
+        return np.array([data.draw(values) for _ in range(3)])
+
+    best = best_beyond(
+        Links(
+            bytes_per_s=three(rate) * GB,
+            all_to_all_bytes_per_s=three(rate) * GB,
+            latency_s=three(st.floats(1e-6, 2e-5)),
+            half_bytes=three(st.sampled_from([0.0, 1e5, 1e7, 1e8])),
+            fill_s=three(st.sampled_from([0.0, 3e-5, 1e-3])),
+        )
+    )
+    sent = np.geomspace(1e2, 1e10, 33)
+    ways = _members((8, 12))
+    for cost in (ring_pass_s, neighbour_ring_s):
+        seconds = [np.asarray(cost(sent, each, best)) for each in ways]
+        for near, near_s in zip(ways, seconds, strict=True):
+            for far, far_s in zip(ways, seconds, strict=True):
+                if np.all(near >= far):
+                    assert np.all(near_s <= far_s * (1 + 1e-9)), (near, far)
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_on_machines_of_the_catalog_a_ring_gains_nothing_by_reaching_farther(name: str) -> None:
+    cluster = load_cluster(name)
+    device = cluster.device
+    constants = named_constants(device.name, device.architecture, "megatron", {})
+    of_cluster = links_of(fabric_levels(cluster, min(cluster.gpus, 4096)), constants)
+    assert np.array_equal(best_beyond(of_cluster).half_bytes, of_cluster.half_bytes)
