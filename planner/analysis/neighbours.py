@@ -541,8 +541,8 @@ class Rival:
     """Against the plan's step time; negative where faster."""
     basis: Literal["proven", "found", "priced"]
     """`proven`: the search proved that no plan which is not listed comes before it, or that none of its kind
-    is faster; `found`: by a search that its time limit ended; `priced`: a layout near the plan, with the best
-    split of its layers."""
+    is faster; `found`: by a search that ended before it proved as much; `priced`: a layout near the plan,
+    with the best split of its layers."""
 
 
 def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:

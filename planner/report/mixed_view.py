@@ -55,7 +55,7 @@ _MEANINGS = {
     "optimal": "no plan on these parts, alone or in one pipeline, is faster under this cost model",
     "feasible": "a plan that works; that it is the fastest was not proven",
     "infeasible": "no plan fits, on a part alone or through several",
-    "unknown": "the time limit ended the search before any plan was found",
+    "unknown": "the search ended before any plan was found: there may be one",
 }
 
 

@@ -101,7 +101,7 @@ _MEANINGS = {
     "optimal": "no layout in this space is faster under this cost model",
     "feasible": "a plan that works; that it is the fastest was not proven",
     "infeasible": "no layout in this space keeps every rule",
-    "unknown": "the time limit ended the search before any plan was found",
+    "unknown": "the search ended before any plan was found: there may be one",
 }
 MOST_NODES_NAMED = 8
 FEW_PLANS = 10
@@ -474,7 +474,7 @@ def short_view(plan: Plan) -> View:
 
 _BASES = {
     "proven": "proven: of its kind none is faster",
-    "found": "found: by a search that its time limit ended",
+    "found": "found: by a search that ended before it proved as much",
     "priced": "priced: near the plan",
 }
 
