@@ -874,8 +874,8 @@ def swift_files(plan: Plan) -> dict[str, str]:
 
 
 _NOT_OF_MEGATRON = re.compile(
-    r"(ByteDance-Seed|bigscience|ibm-granite|microsoft|mistralai|openai-community|tiiuae)/"
-    r"|HuggingFaceTB/SmolLM3|allenai/(?i:olmo)-|google/gemma-[23]-"
+    r"(ByteDance-Seed|bigscience|ibm-granite|microsoft|mistralai|openai-community|skt|stepfun-ai|tiiuae)/"
+    r"|HuggingFaceTB/SmolLM3|XiaomiMiMo/MiMo-V2|allenai/(?i:olmo)-|google/gemma-[23]-"
 )
 """Checkpoints that the library under ms-swift's `megatron` commands does not build (mcore-bridge 1.6.5,
 mcore_bridge/model/gpts/llm.py and its neighbours)."""
