@@ -346,6 +346,7 @@ def _in_all_micro_batches(
         return in_all
     of_rank = _saved_by_layers(workload, layout, stages, kinds)[..., :1]
     of_first = _in_first_chunk(workload, layout, stages, kinds)
+    # The mean of `in_flight` spreads what the first virtual stage has beyond the others over all of them.
     beyond = of_first - np.asarray(first_chunk_excess(layout) / layout.vpp * of_rank)
     return np.asarray(in_all + np.where(rank == 0, beyond, 0.0))
 
@@ -373,6 +374,7 @@ def _in_first_chunk(
 ) -> NDArray[np.float64]:
     """What the first virtual stage of rank 0 saves of the micro-batches that it alone has in flight."""
     first = stages[0][0]
+    # Of two made-up ranks the first has that stage alone.
     alone = ((first,), (workload.model.layers - first,))
     saved = _saved_by_layers(workload, layout, alone, kinds)[..., :1]
     return np.asarray(first_chunk_excess(layout) * saved)

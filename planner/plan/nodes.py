@@ -300,11 +300,12 @@ def _with_full_links_or_without(
     on: Callable[[PlanRequest, ClusterSpec], NodeDecision],
     searched: Searched,
 ) -> tuple[NodeDecision, ClusterSpec]:
-    """The best on all GPUs that are asked for or on the fewer ones whose links have room, and of which
-    cluster it takes them.
+    """The faster of two plans, with the cluster it is on: with the nodes whose links others nearly fill, and
+    on the fewer GPUs without them.
 
-    The search of either says nothing of other nodes: what no choice of whole nodes beats is the bound, and
-    parts of nodes have none. Where there is no plan on all of them, there is none on fewer.
+    Each is searched on the nodes that it takes, so that neither bounds a third choice of nodes. Where whole
+    nodes are chosen, the bound is the step on as many GPUs at one switch; where parts of nodes are, there is
+    none.
     """
     shares, decisions = Shares(3), []
     for cluster in (request.cluster, usable):

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -320,6 +320,14 @@ class _Turn(Generic[Key, Result]):
     attempts: int = 0
 
 
+@dataclass
+class _Worker:
+    """A process of a pool, and how many tasks it has done."""
+
+    answerer: Answerer
+    done: int = 0
+
+
 class ProcessPool:
     """Fresh interpreters that share out tasks, one thread each, and leave interrupts to this process.
 
@@ -336,9 +344,9 @@ class ProcessPool:
 
     def __init__(self, most: int, most_tasks: float = inf) -> None:
         self._most, self._most_tasks = most, most_tasks
-        self._idle: list[Answerer] = []
-        self._at_work: dict[object, tuple[Answerer, Any]] = {}
-        self._done: Counter[Answerer] = Counter()
+        self._idle: list[_Worker] = []
+        # By connection, with the task under way.
+        self._at_work: dict[object, tuple[_Worker, Any]] = {}
 
     def results(
         self, tasks: Iterable[tuple[Key, Callable[[], Result]]], lost: Callable[[Key], Result]
@@ -361,19 +369,19 @@ class ProcessPool:
             self._begin(waiting, again)
             if not self._at_work:
                 return
-            for connection in wait([each.connection for each, _ in self._at_work.values()]):
-                answerer, turn = self._at_work.pop(connection)
+            for connection in wait([one.answerer.connection for one, _ in self._at_work.values()]):
+                worker, turn = self._at_work.pop(connection)
                 try:
-                    _, (error, result) = answerer.connection.recv()
+                    _, (error, result) = worker.answerer.connection.recv()
                 except (EOFError, OSError):
-                    answerer.end()
+                    worker.answerer.end()
                     turn.attempts += 1
                     if turn.attempts < MOST_ATTEMPTS:
                         again.append(turn)
                     else:
                         yield turn.key, lost(turn.key)
                     continue
-                self._free(answerer)
+                self._free(worker)
                 if error is not None:
                     raise error
                 # The process has its next task before its last result is made use of.
@@ -388,24 +396,24 @@ class ProcessPool:
             turn = again.popleft() if again else next(waiting, None)
             if turn is None:
                 return
-            answerer = self._idle.pop() if self._idle else Answerer()
-            self._at_work[answerer.connection] = answerer, turn
+            worker = self._idle.pop() if self._idle else _Worker(Answerer())
+            connection = worker.answerer.connection
+            self._at_work[connection] = worker, turn
             # One that has ended says so when it is waited for.
             with suppress(OSError):
-                answerer.connection.send(partial(_attempt, turn.task))
+                connection.send(partial(_attempt, turn.task))
 
-    def _free(self, answerer: Answerer) -> None:
-        self._done[answerer] += 1
-        if self._done[answerer] < self._most_tasks:
-            self._idle.append(answerer)
+    def _free(self, worker: _Worker) -> None:
+        worker.done += 1
+        if worker.done < self._most_tasks:
+            self._idle.append(worker)
         else:
-            del self._done[answerer]
-            answerer.end()
+            worker.answerer.end()
 
     def end(self) -> None:
         """Ends the processes at once, whatever they are at; what they had not handed over is lost."""
-        for answerer in (*self._idle, *(answerer for answerer, _ in self._at_work.values())):
-            answerer.end()
+        for worker in (*self._idle, *(worker for worker, _ in self._at_work.values())):
+            worker.answerer.end()
         self._idle.clear()
         self._at_work.clear()
 
