@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.collectives import all_reduce_s, chain_latency_s, long_ring_pass_s
 from meshwright.costmodel.hybrid_context import is_dealt, passes_of_micro_batch
+from meshwright.costmodel.kernels import streamed_s
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Floats, Layout, is_among
 from meshwright.costmodel.schedules import has_trait
@@ -35,7 +36,7 @@ class DataParallelTraffic(NamedTuple):
 
     seconds: Floats
     tail_s: Floats
-    """Of the last bucket or chunk, which no compute is left to hide."""
+    """Of the last bucket or chunk, which no compute is left to hide, and of copies that compute waits for."""
     moving_s: Floats
     """What the same bytes take where no NIC is slower than in measured runs (`Links.moving_bytes_per_s`)."""
 
@@ -108,7 +109,10 @@ def data_parallel_traffic(
     Returns
     -------
     DataParallelTraffic
-        Seconds of a step, at least 0, in the common shape of layouts and placements.
+        Seconds of a step, at least 0, in the common shape of layouts and placements. FSDP2's copies out of
+        what it gathers and into what it reduces are among them, and never hidden: they run on the stream of
+        the passes (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+        foreach_all_gather_copy_out, foreach_reduce_scatter_copy_in).
     """
     return _traffic(c, _groups(c, dense, expert, bucket))
 
@@ -141,6 +145,8 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
     framework, stage = c.constants.framework, np.asarray(c.layout.zero_stage)
     grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
     gather = _within(c, groups, weight)
+    gathers, reductions = passes_of_a_step(c)
+    copied_s = _copied_s(c, groups, gathers, reductions) if framework.copies_shards else 0.0
     if c.workload.adapters is not None:
         whole = _gathered_frozen(c, groups)
         groups = _trained(c, groups)
@@ -148,7 +154,6 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
     reduced = _passes(c, groups, all_reduce_s, grad)
     scatter = _scattered(c, groups, grad)
     once = reduced if framework.zero1_all_reduces else scatter
-    gathers, reductions = passes_of_a_step(c)
     last_s = once.bucket_s + gather.bucket_s
     if framework.gathers_after_update:
         # What `gather_after_update_s` prices is not beside the reductions.
@@ -169,7 +174,25 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
         waits_s = reductions * scatter.bucket_s + gathers * gather.bucket_s
         tail_s = np.where(stage >= 2, waits_s, tail_s)
     tail_s = np.where(_chunk_by_chunk(c), seconds / c.layout.vpp, tail_s)
-    return DataParallelTraffic(seconds, tail_s, moving_s)
+    return DataParallelTraffic(seconds + copied_s, tail_s + copied_s, moving_s)
+
+
+def _copied_s(c: Context, groups: list[_Group], gathers: Floats, reductions: Floats) -> Floats:
+    """Copies of ZeRO 2 and 3 on the stream of the passes, whatever hides the collectives beside them.
+
+    Weights are read where they were gathered and written where they are used; gradients of 16 bits are read
+    and written to the buffer that is reduced.
+    """
+    stage = np.asarray(c.layout.zero_stage)
+    sums = 2.0 + c.constants.framework.gradient_bytes
+    copied_bytes: Floats = 0.0
+    for group, trained in zip(groups, _trained(c, groups), strict=True):
+        weights = c.gathered_weight_bytes * np.asarray(trained.parameters)
+        if c.workload.adapters is not None:
+            weights = weights + group.weight_bytes * np.asarray(group.parameters) * (stage == 3)
+        copies = 2.0 * gathers * weights + sums * reductions * np.asarray(trained.parameters)
+        copied_bytes = copied_bytes + np.where(np.asarray(group.shards) > 1, copies, 0.0)
+    return np.where(stage >= 2, streamed_s(copied_bytes, c.rates), 0.0)
 
 
 def gather_after_update_s(c: Context, dense: Floats, expert: Floats) -> Floats:

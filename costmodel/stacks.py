@@ -139,6 +139,8 @@ class FrameworkConstants:
     """Whether gradients of ZeRO 2 and 3 are reduced after each micro-batch, not once a step."""
     gathers_each_micro_batch: bool
     """Whether parameters of ZeRO 2 are gathered for each micro-batch, and in a pipeline once a step."""
+    copies_shards: bool
+    """Whether sharded parameters are copied out of what was gathered, and gradients into what is reduced."""
     fused_norm: bool
     """Whether each norm is one kernel, also where other operators are not."""
     whole_logits: bool

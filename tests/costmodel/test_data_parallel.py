@@ -178,7 +178,7 @@ def test_compute_loses_no_more_beside_a_slower_network(gbps: int, slower: float)
     layout = Layout(dp=64, zero_stage=3)
 
     def at(gbps: int) -> Context:
-        c = context(layout, "torchtitan")
+        c = context(layout, "llm-foundry")
         cluster = c.workload.cluster.model_copy(update={"nic_gbps_per_gpu": gbps})
         work = replace(c.workload, cluster=cluster)
         return make_context(work, layout, nested_placement(cluster, layout))
@@ -238,3 +238,22 @@ def test_aleph_alphas_stack_reduces_and_gathers_beside_nothing() -> None:
     assert np.asarray(exposed_s(c, traffic, 1e3)) == pytest.approx(reduced_s)
     gathered_s = 8 * np.asarray(long_ring_pass_s(2 * bucket, c.placement.dp_cp, c.links))
     assert np.asarray(gather_after_update_s(c, parameters, 0.0)) == pytest.approx(gathered_s)
+
+
+def test_fsdp2_copies_what_it_gathers_and_reduces_on_the_stream_of_its_passes() -> None:
+    """Two gathers of 2 B in and out and one reduction of 2 B in, 4 B out, a micro-batch: 14 B a parameter."""
+    parameters, micro_batches = 8.03e9, 4
+    layout = Layout(dp=8, num_micro_batches=micro_batches, zero_stage=3)
+    c = context(layout, "torchtitan")
+    copied_s = micro_batches * 14.0 * parameters / c.rates.hbm_bytes_per_s
+    traffic = data_parallel_traffic(c, parameters, 0.0)
+    stack = replace(c.constants.framework, copies_shards=False)
+    views = data_parallel_traffic(
+        replace(c, constants=replace(c.constants, framework=stack)), parameters, 0.0
+    )
+    assert np.asarray(traffic.seconds) == pytest.approx(np.asarray(views.seconds) + copied_s)
+    hidden_s = np.asarray(exposed_s(c, views, 1e3))
+    assert np.asarray(exposed_s(c, traffic, 1e3)) == pytest.approx(hidden_s + copied_s)
+    alone = context(Layout(dp=8, num_micro_batches=4, zero_stage=3, shard_groups=8), "torchtitan")
+    unsharded = data_parallel_traffic(alone, parameters, 0.0)
+    assert np.all(np.asarray(unsharded.tail_s) == 0.0)
