@@ -176,8 +176,10 @@ FSDP2 = Framework(
     package="accelerate",
     version="1.15.0",
     stacks=(
-        Stack(name="fsdp2", written=r"(pytorch )?fsdp\b"),
+        Stack(name="fsdp2", written=r"(pytorch )?fsdp\b(?! 1\b)"),
         Stack(name="fsdp2-2024"),
+        # FullyShardedDataParallel round layers that are compiled, or whose kernels are fused by hand.
+        Stack(name="fsdp1-fused", written=r"(pytorch )?fsdp 1\b", bound=False),
         Stack(name="llm-foundry", written=r"llm-foundry\b", bound=False),
         # Pipelines and experts beside it, which accelerate has not.
         Stack(name="nemo-automodel", written=r"nemo automodel\b", bound=False),

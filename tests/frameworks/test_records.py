@@ -79,6 +79,7 @@ def test_every_stack_has_its_constants() -> None:
         ("torchtitan-eager", "torchtitan"),
         ("fsdp2", "fsdp2"),
         ("llm-foundry", None),
+        ("fsdp1-fused", None),
         ("nemo-automodel", None),
     ],
 )
@@ -101,6 +102,8 @@ def test_the_rules_that_bind_a_stack(stack: str, bound_by: str | None) -> None:
         ("Megatron-Bridge / NeMo 26.04 container", "megatron-bridge"),
         ("Megatron-DeepSpeed (BigScience), 1F1B", "megatron-deepspeed"),
         ("llm-foundry v0.0.4-ish, PyTorch 2.x, FlashAttention", "llm-foundry"),
+        ("PyTorch FSDP 1, compiled", "fsdp1-fused"),
+        ("PyTorch FSDP", "fsdp2"),
         ("torchtitan 2024", "torchtitan-compile"),
         ("torchtitan eager", "torchtitan-eager"),
         ("DeepSpeed 0.19", "deepspeed"),
