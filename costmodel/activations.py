@@ -523,7 +523,8 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
     models/mixtral/modeling_mixtral.py, MixtralExperts). Sequence parallelism that does not gather again for
     the backward pass keeps the gathered inputs of both column-parallel products (nanotron,
     parallel/tensor_parallel/functional.py, tp_recompute_allgather; huggingface/nanotron pull request 208:
-    69 GB instead of 61).
+    69 GB instead of 61). Paddle copies an input for each column-parallel product that reads it (fleet/layers/
+    mpu/mp_ops.py, c_identity_eager).
     """
     model, tp, profile = workload.model, np.asarray(layout.tp), memory_profile(workload.framework)
     width = model.hidden / sequence_shards(layout)
@@ -545,6 +546,9 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
             routed = copies * model.moe.moe_ffn_hidden
             gates = gates + shares.experts * (routed + model.moe.shared_width)
         saved = saved + 2.0 * gates / tp
+    if profile.copies_inputs:
+        further = 2.0 * shares.attention + float(model.gated) * shares.feed_forward
+        saved = saved + (tp > 1) * further * 2.0 * model.hidden
     if workload.keeps_gathered_inputs:
         rest = 1.0 - 1.0 / sequence_shards(layout)
         saved = saved + shares.total * 2.0 * model.hidden * rest

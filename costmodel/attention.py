@@ -53,6 +53,9 @@ _UNDER_A_MASK = 2.0
 _QUERY_BLOCK = 256.0
 """Queries of a head that one thread block of fused attention works on."""
 
+_COLUMN_PRODUCTS = 3
+"""Matrices of queries, keys and values."""
+
 
 class _Widths(NamedTuple):
     """Elements a token on one rank."""
@@ -123,7 +126,7 @@ def attention_block(c: Context, score_share: float | None = None) -> LayerTime:
         gemm=gemm,
         attention=core.seconds,
         memory_bound=streamed_passes_s(c, moved),
-        tp_comm=tensor_parallel_s(c, gemm, 0.5 * gemms.inputs.backward),
+        tp_comm=tensor_parallel_s(c, gemm, 0.5 * gemms.inputs.backward, _COLUMN_PRODUCTS),
         cp_comm=context_parallel_s(c, sent, core.seconds),
     )
 

@@ -131,7 +131,7 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     block = block_time(
         gemm=gemm,
         memory_bound=streamed_passes_s(c, streamed),
-        tp_comm=tensor_parallel_s(c, gemm, 0.5 * up.backward),
+        tp_comm=tensor_parallel_s(c, gemm, 0.5 * up.backward, matrices),
     )
     norm_bytes = moved.norm[0] * elements
     recomputed = _recomputed(c, block.forward, up.forward, norm_bytes, activation_f)

@@ -400,7 +400,9 @@ def portion(block: LayerTime, share: float) -> LayerTime:
 # Exposed seconds of a layer's own collectives: tensor and context parallelism, and what compute hides.
 
 
-def tensor_parallel_s(c: Context, gemm_s: Passes, column_gemm_s: Floats) -> Passes:
+def tensor_parallel_s(
+    c: Context, gemm_s: Passes, column_gemm_s: Floats, column_products: int = 1
+) -> Passes:
     """One all-reduce forward and one backward (or gathers and scatters) of T h, less what compute hides.
 
     With user buffers that is any GEMM of the pass. Without, Megatron runs the collectives of a
@@ -408,7 +410,9 @@ def tensor_parallel_s(c: Context, gemm_s: Passes, column_gemm_s: Floats) -> Pass
     input's gradient under the weight gradient, and the gather of the saved input that sequence parallelism
     repeats under the input gradient (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
     megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication). Launches that
-    block leave nothing to run beside.
+    block leave nothing to run beside. Where products that read one input are modules of their own, some
+    stacks reduce its gradient behind each of them (transformers 5.23, distributed/tensor_parallel.py,
+    ColwiseParallel; Paddle 2.5, fleet/layers/mpu/mp_ops.py, c_identity_eager).
 
     Parameters
     ----------
@@ -418,6 +422,8 @@ def tensor_parallel_s(c: Context, gemm_s: Passes, column_gemm_s: Floats) -> Pass
         Seconds of the block's GEMMs, at least 0.
     column_gemm_s : float or array
         Seconds of one GEMM of the column-parallel product's backward pass, at least 0.
+    column_products : int, optional
+        Column-parallel modules that read the block's input, at least 1.
 
     Returns
     -------
@@ -431,7 +437,9 @@ def tensor_parallel_s(c: Context, gemm_s: Passes, column_gemm_s: Floats) -> Pass
     beside = beside and c.workload.adapters is None
     if c.tp_overlaps or not beside:
         hidden_share = stack.tp_hidden if c.tp_overlaps else 0.0
-        return unhidden_s(hidden_share, c.tensor_sum_s, gemm_s)
+        sums = unhidden_s(hidden_share, c.tensor_sum_s, gemm_s)
+        again = column_products - 1 if stack.reduces_each_input else 0
+        return Passes(sums.forward, sums.backward + again * c.tensor_sum_s)
 
     def _exposed(seconds: Floats) -> Floats:
         """What runs longer than one GEMM, and what the two slow each other down."""

@@ -103,6 +103,8 @@ class FrameworkConstants:
     """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
     async_tensor_backward: bool
     """Whether backward collectives of column-parallel products run beside its GEMMs."""
+    reduces_each_input: bool
+    """Whether tensor-parallel ranks add up the gradient of one input behind each product that reads it."""
     gathers_after_update: bool
     """Whether parameters of ZeRO 1 and 2 are gathered when the optimizer has ended, with nothing beside."""
     broadcasts_shards: bool
@@ -418,6 +420,8 @@ class MemoryProfile:
     separate_operators: tuple[str, ...]
     """What keeps all that each of its PyTorch operators reads: of rotary, norm, gate and delta_norm, the norm
     behind a Gated DeltaNet."""
+    copies_inputs: bool
+    """Whether column-parallel modules keep a copy each of an input that they share, on tensor ranks."""
     sums_beside_gradients: bool
     """Whether fp32 sums of gradients lie beside the 16-bit gradients of a micro-batch."""
     keeps_stage_outputs: bool

@@ -122,7 +122,8 @@ def tensor_passes(c: Context, work: RankWork) -> float:
     Two all-reduces of two passes a block (Shoeybi et al. 2019, arXiv 1909.08053, section 3). With sequence
     parallelism Megatron gathers the saved input once more for the weight's gradient (Korthikanti et al. 2022,
     section 4.2.2; megatron/core/tensor_parallel/layers.py,
-    LinearWithGradAccumulationAndAsyncCommunication).
+    LinearWithGradAccumulationAndAsyncCommunication). Where each product that reads one input reduces its
+    gradient apart, these count too (`layer_context.tensor_parallel_s`).
 
     Parameters
     ----------
@@ -139,7 +140,8 @@ def tensor_passes(c: Context, work: RankWork) -> float:
     by_sequence = bool(np.all(c.layout.sequence_parallel))
     narrow = float(c.gathered_share) if by_sequence else 1.0
     blocks, recomputed = _tensor_blocks(c, work)
-    passes = (_TRANSFERS_PER_BLOCK / 2.0 * blocks + recomputed) * (1.0 + narrow)
+    sums = _TRANSFERS_PER_BLOCK / 2.0 * blocks + recomputed + _sums_apart(c, work, blocks)
+    passes = sums * (1.0 + narrow)
     if by_sequence and c.constants.framework.async_tensor_backward:
         passes += blocks * narrow
     return passes
@@ -174,6 +176,14 @@ def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
     blocks = each * work.layers - without * work.moe_layers
     shared_alone = (1.0 - without) * work.experts_alone
     return blocks, each * work.recomputed - without * work.moe_recomputed + shared_alone
+
+
+def _sums_apart(c: Context, work: RankWork, blocks: float) -> float:
+    """All-reduces of a step behind further products of one input: two of attention, one of a gated block."""
+    if not c.constants.framework.reduces_each_input:
+        return 0.0
+    attention = c.workload.model.blocks.attention * work.layers
+    return 2.0 * attention + float(c.workload.model.gated) * (blocks - attention)
 
 
 def expert_passes(work: RankWork) -> float:
@@ -438,7 +448,7 @@ def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     gathers, reductions = (float(np.asarray(passes)) for passes in passes_of_a_step(c))
     is_replicated = int(np.asarray(layout.zero_stage)) == 0
     return {
-        "tp": _TRANSFERS_PER_BLOCK * blocks + 2.0 * recomputed,
+        "tp": _TRANSFERS_PER_BLOCK * blocks + 2.0 * (recomputed + _sums_apart(c, work, blocks)),
         "pp": (2.0 + c.workload.scoring_passes) * work.micro_batches * int(np.asarray(layout.vpp)),
         "ep": expert_passes(work),
         "dp": 2.0 if is_replicated else gathers + reductions,

@@ -526,6 +526,7 @@ MEGATRON = Framework(
         MEGATRON_LM,
         Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
         Stack(name="internevo", written=r"internevo\b", bound=False),
+        Stack(name="paddle", written=r"paddle", bound=False),
         Stack(
             name="nanotron",
             written=r"nanotron\b",

@@ -144,6 +144,17 @@ def test_gates_of_experts_are_kept_where_they_run_apart(framework: str, of_copy:
     assert np.asarray(more) - np.asarray(less) == pytest.approx(2 * of_copy * plain.seq_len)
 
 
+@pytest.mark.parametrize(("tp", "copies"), [(1, 0), (2, 3)])
+def test_paddle_keeps_an_input_for_each_column_parallel_product(tp: int, copies: int) -> None:
+    """q, k and v read one input, gate and up another: three copies beside the two, none without ranks."""
+    layout = Layout(tp=tp, dp=8 // tp)
+    kept, others = (
+        activation_bytes_per_layer(workload("llama-2-7b", name), layout, experts=False)[0]
+        for name in ("paddle", "internevo")
+    )
+    assert kept - others == pytest.approx(copies * 2.0 * 8192 * 4096)
+
+
 def test_torchtitan_keeps_no_quantised_weights_and_no_quantised_inputs() -> None:
     layout = Layout(dp=8, zero_stage=3)
     peaks = {

@@ -37,7 +37,7 @@ from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import constants_for, kernel_rates
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.volumes import LevelBytes
+from meshwright.costmodel.volumes import LevelBytes, mean_rank_work, tensor_passes
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.parameters import active_matmul_parameters
@@ -292,6 +292,19 @@ def test_blocking_all_reduces_wait_for_the_slowest_rank() -> None:
 
     assert comm_s(8, 1e-3) - comm_s(8, 0.0) == pytest.approx(4e-3)
     assert comm_s(1, 1e-3) == 0.0
+
+
+def test_transformers_add_up_the_gradient_of_an_input_behind_each_matrix_that_reads_it() -> None:
+    """All-reduces of two passes: two forward, backward three for q, k and v, two for gate and up."""
+    layout = Layout(tp=4, dp=2)
+    c = context(workload("llama-3-8b", gpus=8, framework="fsdp2"), layout)
+    blocks = attention_block(c), dense_mlp(c, c.workload.model.ffn_hidden)
+    sum_s = float(np.asarray(c.tensor_sum_s))
+    passes = [each for block in blocks for each in (block.forward, block.backward)]
+    sent = [float(np.asarray(each["tp_comm"])) for each in passes]
+    assert sent == pytest.approx([sum_s, 3 * sum_s, sum_s, 2 * sum_s])
+    work = mean_rank_work(c, ((32,),))
+    assert tensor_passes(c, work) == pytest.approx(2.0 * work.layers * (2 + 3 + 2))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

@@ -103,6 +103,7 @@ def test_the_rules_that_bind_a_stack(stack: str, bound_by: str | None) -> None:
         ("Megatron-DeepSpeed (BigScience), 1F1B", "megatron-deepspeed"),
         ("llm-foundry v0.0.4-ish, PyTorch 2.x, FlashAttention", "llm-foundry"),
         ("PyTorch FSDP 1, compiled", "fsdp1-fused"),
+        ("PaddlePaddle 2.5.1 (FlagPerf)", "paddle"),
         ("PyTorch FSDP", "fsdp2"),
         ("torchtitan 2024", "torchtitan-compile"),
         ("torchtitan eager", "torchtitan-eager"),
