@@ -548,7 +548,7 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
         saved = saved + 2.0 * gates / tp
     if profile.copies_inputs:
         further = 2.0 * shares.attention + float(model.gated) * shares.feed_forward
-        saved = saved + (tp > 1) * further * 2.0 * model.hidden
+        saved = saved + np.where(tp > 1, further, 0.0) * 2.0 * model.hidden
     if workload.keeps_gathered_inputs:
         rest = 1.0 - 1.0 / sequence_shards(layout)
         saved = saved + shares.total * 2.0 * model.hidden * rest

@@ -150,7 +150,7 @@ def test_paddle_keeps_an_input_for_each_column_parallel_product(tp: int, copies:
     layout = Layout(tp=tp, dp=8 // tp)
     kept, others = (
         activation_bytes_per_layer(workload("llama-2-7b", name), layout, experts=False)[0]
-        for name in ("paddle", "internevo")
+        for name in ("paddle", "pytorch")
     )
     assert kept - others == pytest.approx(copies * 2.0 * 8192 * 4096)
 
