@@ -521,6 +521,32 @@ def test_windows_take_about_as_long_as_measured_kernels(
     assert priced_ms == pytest.approx(measured_ms, rel=0.25)
 
 
+def test_biases_behind_experts_move_bytes_of_their_own() -> None:
+    model = load_catalog_model("gpt-oss-20b")
+    assert model.moe is not None
+    moe = model.moe.model_copy(update={"expert_bias": False})
+    plain = model.model_copy(update={"moe": moe})
+    layout = Layout(ep=4, dp=8, micro_batch=2)
+    copies = 2 * 2048 * 4 * 2880  # sequences, tokens, experts of a token, elements
+    for graph, precision, moved in (
+        ("none", "bf16", (28.0, 40.0)),
+        ("full", "bf16", (28.0, 40.0)),
+        ("full", "mxfp8", (0.0, 0.0)),  # the fused grouped MLP has them in its products
+    ):
+        cluster = read_cluster("dgx-b200")
+        fields = {"cluster": cluster, "cuda_graph": graph, "precision": precision}
+        biased, unbiased = (
+            moe_mlp(context(workload(each, gpus=8, **fields), layout)) for each in (model, plain)
+        )
+        rate = context(workload(model, gpus=8, **fields), layout).rates.hbm_bytes_per_s
+        for passes, bytes_of_element in zip(("forward", "backward"), moved, strict=True):
+            more_s = (
+                seconds(getattr(biased, passes))["memory_bound"]
+                - seconds(getattr(unbiased, passes))["memory_bound"]
+            )
+            assert more_s == pytest.approx(bytes_of_element * copies / rate, rel=1e-6, abs=1e-9)
+
+
 def seconds(parts: Parts) -> dict[str, float]:
     return {name: float(np.asarray(x)) for name, x in parts.items()}
 
