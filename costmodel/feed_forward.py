@@ -231,6 +231,11 @@ with the output and its sum for the gradient of the weight (8), and a sum into t
 _ZEROED_BYTES, _ADDED_BYTES = 2.0, 6.0
 """An element of the output of that loop, and of the gradient of all tokens that each expert's gather has for
 itself; and of adding one more of these gradients to the others."""
+_BIAS_BYTES, _FROZEN_BIAS_BYTES = Passes(28.0, 40.0), Passes(28.0, 28.0)
+"""Of each element behind experts where Megatron adds their biases, times probabilities of 32 bits: forward a
+product (writes 4), a sum (6 and 4), slices joined (4 and 4), a cast (4 and 2); backward two casts (2 and 4; 4
+and 2), gradients of slices joined (2 and 2), for the probability a product and its sum (4 and 4, 4), and as
+much for a trained bias (megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias)."""
 _ROUTER_BYTES = 40.0
 """Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
 _WRITTEN_BYTES = 2.0
@@ -333,7 +338,9 @@ def _routed(c: Context) -> LayerTime:
         matrices=2 if model.gated else 1,
     )
     router = gemm_s(tokens, moe.experts, model.hidden, c.rates, sixteen_bit=True)
-    unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
+    stack = c.constants.framework
+    clamps = moe.expert_bias and not stack.adds_biases_by_expert
+    unfused = c.constants.shared["expert_bias_bytes_factor"] if clamps else 1.0
     activated = 0.0 if activates_in_products(c.workload) else local.copies * local.width
     activation_f, activation_b = (
         activated * of_element * unfused for of_element in c.element_bytes.activation
@@ -436,15 +443,33 @@ def _moved_bytes(c: Context, local: _Local, activation_f: Floats, activation_b: 
     assert model.moe is not None
     permuted = _permuted_bytes(c, local)
     summed = _summed_bytes(c, local)
+    biased = _bias_bytes(c, local)
     around_f, around_b = (of_element * c.hidden_elements for of_element in c.element_bytes.around)
     router = _ROUTER_BYTES * local.tokens * model.moe.experts
     apart = 0.0 if activates_in_products(c.workload) else local.width
     cast_f = quantise_bytes(c, local.copies, model.routed_width + apart)
     cast_b = quantise_bytes(c, local.copies, local.matrices * apart + model.routed_width)
     return Passes(
-        around_f + router + permuted.forward + summed + activation_f + cast_f,
-        around_b + 1.2 * router + permuted.backward + summed + activation_b + cast_b,
+        around_f + router + permuted.forward + summed + biased.forward + activation_f + cast_f,
+        around_b
+        + 1.2 * router
+        + permuted.backward
+        + summed
+        + biased.backward
+        + activation_b
+        + cast_b,
     )
+
+
+def _bias_bytes(c: Context, local: _Local) -> Passes:
+    """Bytes that biases behind experts move by themselves; fused products of experts have them in."""
+    model = c.workload.model
+    apart = c.constants.framework.adds_biases_by_expert and not activates_in_products(c.workload)
+    elements = local.copies * model.routed_width
+    if model.moe is None or not model.moe.expert_bias or not apart:
+        return Passes(0.0 * elements, 0.0 * elements)
+    of_element = _FROZEN_BIAS_BYTES if frozen(c.workload) else _BIAS_BYTES
+    return Passes(of_element.forward * elements, of_element.backward * elements)
 
 
 def _permuted_bytes(c: Context, local: _Local) -> Passes:

@@ -777,11 +777,15 @@ Megatron-LM's defaults too (megatron/training/arguments.py, --position-embedding
 
 
 def _with_sinks(model: ModelSpec) -> ModelSpec:
-    """A row that notes attention sinks is a gpt-oss model, whose experts carry biases (arXiv 2508.10925)."""
+    """A row that notes attention sinks is a gpt-oss model (arXiv 2508.10925).
+
+    Its experts carry biases, and every other layer attends in a window of 128.
+    """
     if model.moe is None or model.attention_sinks or "sinks" not in (model.attention_note or ""):
         return model
     moe = model.moe.model_copy(update={"expert_bias": True, "router_bias": True})
-    return model.model_copy(update={"attention_sinks": True, "moe": moe})
+    windows = {"sliding_window": 128, "full_attention_every": 2}
+    return model.model_copy(update={"attention_sinks": True, "moe": moe, **windows})
 
 
 def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:
