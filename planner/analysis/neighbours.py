@@ -32,6 +32,7 @@ from meshwright.planner.bounds.exact_cost import (
     LayoutPricing,
     MappingBounds,
     PlacedLayout,
+    Priced,
     worked_out,
 )
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
@@ -302,6 +303,14 @@ class _UnderMappings:
         """Under each of the mappings, of which there is one at least."""
         return self.pricing.under(self.table)
 
+    def best_split(self, cutoff_s: float) -> Priced | None:
+        """The layout with its best split and mapping; None where none fits or takes less than that."""
+        count = len(self.table["tp"])
+        if not count:
+            return None
+        bounds = MappingBounds(matrices=self.table, bound_s=np.zeros(count))
+        return worked_out(self.pricing.best(bounds, self.placed, cutoff_s))
+
     def price(self, stages: Stages, recomputed_layers: int | None = None) -> NearPrice:
         """The layout's price under a split of its layers, perhaps with other ones of them recomputed."""
         layout = self.layout
@@ -325,6 +334,15 @@ class _UnderMappings:
             return None, f"tp {layout.tp} does not fit into the innermost level of the fabric"
         placed = self.placed.recomputing(int(layout.recompute_layers))
         return float(np.min(exact_step(placed.context, stages, placed.times).seconds)), None
+
+
+def _in_one_domain(workload: Workload) -> Workload:
+    """The same work with its GPUs as one node: what fits into one of them does not depend on where it is."""
+    cluster, gpus = workload.cluster, workload.gpus
+    domain = gpus if cluster.nvlink_domain > 1 else 1
+    one_node = {"gpus": gpus, "gpus_per_node": gpus, "nvlink_domain": domain}
+    unlisted: dict[str, object] = {"nodes": (), "blocks": (), "levels": ()}
+    return replace(workload, cluster=cluster.model_copy(update=one_node | unlisted))
 
 
 class _Near:
@@ -371,20 +389,23 @@ class _Near:
     def best_split(self, layout: Layout, cutoff_s: float = inf) -> NearPrice:
         """A layout's price and memory under the best split of its layers, as the search prices it.
 
-        On irregular allocations the price is that of `price`, and so it is where no split takes less than
-        `cutoff_s`.
+        On irregular allocations it is the split that would be best with all GPUs in one domain, if that is
+        faster than those of `price` or fits where they do not. Where no split takes less than `cutoff_s`, the
+        price is that of `price`.
         """
         near, mapped = self._priced(layout)
         forbidden = near.broken is not None and not near.broken.startswith(HbmCapacity.name)
-        one_rank = int(layout.pp) == 1 or is_irregular(self._workload.cluster)
-        if mapped is None or forbidden or one_rank or not len(mapped.table["tp"]):
+        if mapped is None or forbidden or int(layout.pp) == 1:
             return near
-        bounds = MappingBounds(matrices=mapped.table, bound_s=np.zeros(len(mapped.table["tp"])))
-        worth_finding_s = min(near.step_time_s or inf, cutoff_s)
-        priced = worked_out(mapped.pricing.best(bounds, mapped.placed, worth_finding_s))
+        if is_irregular(self._workload.cluster):
+            there = _UnderMappings(_in_one_domain(mapped.workload), layout)
+            priced = there.best_split(inf)
+        else:
+            priced = mapped.best_split(min(near.step_time_s or inf, cutoff_s))
         if priced is None:
             return near
-        return mapped.price(priced.stages, int(priced.layout.recompute_layers))
+        found = mapped.price(priced.stages, int(priced.layout.recompute_layers))
+        return min(near, found, key=_seconds_then_gib)
 
 
 def _shape(layout: Layout) -> tuple[int, int, int]:
@@ -628,7 +649,7 @@ LARGEST_SPACE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class SingleChoice:
-    """A plan with one choice made otherwise."""
+    """A plan with one choice made otherwise, on the GPUs that the plan takes where nodes are listed."""
 
     choice: str
     """Such as `tp 8`."""

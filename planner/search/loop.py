@@ -486,7 +486,7 @@ class LayoutSearch:
         self._remaining_s()
         branch = self._branches[index]
         layouts, _, bound_s = branch.promising_layouts(layout, self._cutoff_s, self.certificate)
-        for bounds in branch.mapping_bounds(layouts) if len(bound_s) else ():
+        for bounds in branch.mapping_bounds(layouts, self._top_k) if len(bound_s) else ():
             candidate = self.chooser.add(index, layouts.scalar(0), bounds)
             if candidate.bound_s < self._cutoff_s:
                 self._price(candidate)
@@ -600,7 +600,7 @@ class LayoutSearch:
         index = runs.index(best.execution)
         branch, most = self._branches[index], self._params.most_outside
         layouts = branch.outside_domain(scan.promising(self._cutoff_s), most, self._cutoff_s)
-        for row, bounds in enumerate(branch.mapping_bounds(layouts)):
+        for row, bounds in enumerate(branch.mapping_bounds(layouts, self._top_k)):
             self.chooser.add(index, layouts.scalar(row), bounds)
 
     def _parts(self, fits: BoolArray | None, count: int) -> list[IntArray]:
@@ -761,7 +761,7 @@ class LayoutSearch:
         rows = rows[~self._pool.is_bounded[rows] & (self._pool.bound_s[rows] < self._cutoff_s)]
         for index in np.unique(self._pool.branch[rows]):
             own = rows[self._pool.branch[rows] == index]
-            bounded = self._branches[index].mapping_bounds(self._pool.take(own))
+            bounded = self._branches[index].mapping_bounds(self._pool.take(own), self._top_k)
             for row, bounds in zip(own, bounded, strict=True):
                 self._pool.set_mappings(int(row), bounds)
 

@@ -225,6 +225,30 @@ def test_a_change_costs_what_the_search_for_it_finds(uneven: Plan) -> None:
     assert change.step_time_s == pytest.approx(pinned.objective.step_time_s)
 
 
+def test_a_change_on_part_filled_nodes_has_a_split_that_fits_where_there_is_one() -> None:
+    """Three of these were said to lack memory, which they do with the layers dealt out evenly."""
+    eleven = {
+        "name": "two nodes",
+        "base": "dgx-a100-40gb",
+        "nodes": [{"name": "a", "free_gpus": 8}, {"name": "b", "free_gpus": 3}],
+    }
+    degrees: dict[str, int | str] = {"tp": 2, "pp": 5, "vpp": 1, "recompute": "none"}
+    degrees |= {"optimizer_offload": 50, "cuda_graph": "none"}
+    asked = read_request(
+        model="llama-3-8b",
+        cluster=eleven,
+        gpus=None,
+        global_batch=352,
+        seq_len=4096,
+        pin=degrees | {"micro_batch": 2},
+    )
+    changes = {change.change: change for change in neighbours(fastest_plan(asked))}
+    change = changes["micro_batch 2 -> 4"]
+    assert change.broken is None
+    pinned = fastest_plan(replace(asked, pins=degrees | {"micro_batch": 4}))
+    assert change.step_time_s == pytest.approx(pinned.objective.step_time_s, rel=2e-3)
+
+
 def test_layouts_near_a_plan_keep_the_ranks_of_a_dispatcher_in_one_domain() -> None:
     """HybridEP starts with 64 ranks of one rack alone: under mappings that leave it, layouts that were listed
     beside a proven plan took 0.5 % less than that.

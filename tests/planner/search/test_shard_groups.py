@@ -63,6 +63,17 @@ def test_a_plan_says_what_groups_bring() -> None:
     assert choice.step_time_s_without == pytest.approx(least_s(request(pin={"shard_groups": 1})))
 
 
+def test_the_next_best_plans_have_every_number_of_groups() -> None:
+    """The second best, two groups under ZeRO 2, was none of them: it sends no less than one group does."""
+    asked = request(model="gpt2-xl", cluster="dgx-a100", gpus=8, global_batch=8, seq_len=2048)
+    found, everything = (
+        search_executions(replace(asked, top_k=6, method=method), pricing_of).best
+        for method in ("cp-sat", "exhaustive")
+    )
+    assert int(everything[1].layout.shard_groups) == 2
+    assert [plan.step_time_s for plan in found] == [plan.step_time_s for plan in everything]
+
+
 @pytest.mark.slow
 def test_a_number_that_few_replicas_have_can_be_pinned() -> None:
     """Degrees without it have no layout: their bound was taken from infinite traffic, with a warning."""
