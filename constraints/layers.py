@@ -757,11 +757,6 @@ MEGATRON_SPARSE_ATTENTION = Excludes(
         ),
         Condition("cp {cp}", when=(When("cp", least=2),)),
         Condition(
-            "indexers that layers share over pp {pp}",
-            lambda work: bool(work.model.kinds_apart),
-            (When("pp", least=2),),
-        ),
-        Condition(
             "indexers that layers share in another order than by a frequency",
             lambda work: (
                 bool(work.model.kinds_apart)
@@ -780,15 +775,12 @@ MEGATRON_SPARSE_ATTENTION = Excludes(
     ),
     joined_by=" and no ",
     words="sparse attention is planned with no {broken}",
-    remedy="Set cp to 1 and mtp_layers to 0, and pp to 1 where layers share an indexer, on Hopper or "
-    "Blackwell, without CUDA graphs and FP8 parameters; or plan the model with full attention, as "
-    "deepseek_v3.",
+    remedy="Set cp to 1 and mtp_layers to 0, on Hopper or Blackwell, without CUDA graphs and FP8 "
+    "parameters; or plan the model with full attention, as deepseek_v3.",
 )
 """cp_comm_type has to be allgather, which is not planned (transformer_config.py). AbsorbedMLA wants sequence
 parallelism beside tp, recomputes no up-projections in FP8 and reads its weights at 16 bits
 (experimental_attention_variant/absorbed_mla.py). pretrain_gpt.py asserts against modules of multi-token
 prediction (megatron/training/models/gpt.py, mtp_block_spec). FlashMLA is for the two architectures
 (dsa_cudnn_kernels.py), and recipes that use it capture no graphs (Megatron-Bridge,
-perf_recipes/glm_moe_dsa). Positions that an earlier layer chose are read inside a pipeline stage alone
-(experimental_attention_variant_module_specs.py, _validate_dsa_index_share_pipeline_split); stages that begin
-at a layer with an indexer, which recipes lay out by hand, are not searched."""
+perf_recipes/glm_moe_dsa)."""

@@ -49,7 +49,7 @@ def may_have_empty_ends(workload: Workload) -> bool:
 
 class LayersByStages(Rule):
     """pp vpp <= layers, 2 more where ends may be empty. On a finished plan: pp ranks of vpp chunks
-    with all layers, none empty but these.
+    with all layers, none empty but these, none that begins with a layer that reuses what an earlier one made.
 
     Where ranks with several virtual stages are in step, the first chunk of the model may hold the embedding
     alone, and the last one the head.
@@ -62,7 +62,7 @@ class LayersByStages(Rule):
         model = table.workload.model
         pp, vpp = column(table, "pp"), column(table, "vpp")
         empty = 2 * _has_empty_ends(table.workload, pp, vpp, column(table, "schedule"))
-        return as_excess(pp * vpp - model.layers - empty)
+        return as_excess(pp * vpp - model.most_stages - empty)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         layers, pp, vpp = plan.workload.model.layers, int(plan.layout.pp), int(plan.layout.vpp)
@@ -81,7 +81,7 @@ class LayersByStages(Rule):
             value, limit = sum(chunks), layers
             words = f"the stages hold {sum(chunks)} layers, the model has {layers}"
         else:
-            return None
+            return self._check_begins(plan)
         return self.finding(
             value=value,
             limit=limit,
@@ -89,6 +89,23 @@ class LayersByStages(Rule):
             remedy=f"Give each of the pp x vpp stages at least one of the {layers} layers; "
             "lower pp or vpp.",
         )
+
+    def _check_begins(self, plan: FinishedPlan) -> Finding | None:
+        """What layers reuse of an earlier one is made in their own stage."""
+        order, begin = plan.workload.model.attention_order or "", 0
+        for chunk in (size for level in zip(*plan.stages, strict=True) for size in level):
+            inside = order[begin : begin + chunk]
+            for layer, letter in enumerate(inside):
+                if letter.islower() and letter.upper() not in inside[:layer]:
+                    return self.finding(
+                        value=begin + layer,
+                        limit=begin + layer - 1,
+                        words=f"layer {begin + layer} reuses what a layer of an earlier stage made",
+                        remedy="Let each stage begin ahead of the layer that makes what it reuses "
+                        "(attention_order).",
+                    )
+            begin += chunk
+        return None
 
 
 def _has_empty_ends(workload: Workload, pp: Ints, vpp: Ints, schedule: Ints) -> NDArray[np.bool_]:

@@ -510,6 +510,7 @@ def least_busiest_in_order_s(
     *,
     rooms: NDArray[np.float64] | None = None,
     again_s: NDArray[np.float64] | None = None,
+    begins: tuple[int, ...] = (),
 ) -> NDArray[np.float64]:
     """Least load of the busiest of ranks that each hold one part of a sequence of unlike layers.
 
@@ -520,8 +521,8 @@ def least_busiest_in_order_s(
     Parameters
     ----------
     before_s : array of float, shape [n, places]
-        Seconds of the layers in front of each place at which the sequence may be parted, from 0 for its begin
-        to those of all layers at its end.
+        Seconds of the layers in front of each place between them, from 0 for the begin of the sequence to
+        those of all layers at its end.
     first_s, last_s : array of float, shape [n]
         What the first and the last rank run besides, seconds, at least 0.
     ranks : int
@@ -530,6 +531,8 @@ def least_busiest_in_order_s(
         By how many places the part of each rank may reach, at least 0; without a limit by default.
     again_s : array of float, shape [n, places], optional
         What a part that begins at each place computes again, seconds, at least 0; nothing by default.
+    begins : tuple of int, optional
+        Places at which a part may begin, 0 among them; all by default.
 
     Returns
     -------
@@ -537,7 +540,9 @@ def least_busiest_in_order_s(
         Seconds, never above those of the busiest rank of any partition.
     """
     total_s = before_s[:, -1] + first_s + last_s
-    longest_s = np.max(np.diff(before_s, axis=1), axis=1)
+    end = before_s.shape[1] - 1
+    cuts = np.array([*begins, end] if begins else range(end + 1))
+    longest_s = np.max(np.diff(before_s[:, cuts], axis=1), axis=1)
     low = np.maximum(total_s / ranks, longest_s) * (1 - 1e-12)
     high = low + longest_s + np.maximum(first_s, last_s)
     from_s = before_s
@@ -547,7 +552,9 @@ def least_busiest_in_order_s(
         high = high + np.max(again_s, axis=1)
     reaches = None if rooms is None else rooms.astype(np.int64)
     if rooms is not None or again_s is not None:
-        placed = _placed_in_order((before_s, from_s), high, (first_s, last_s), ranks, reaches)
+        placed = _placed_in_order(
+            (before_s, from_s), high, (first_s, last_s), ranks, reaches, cuts=cuts
+        )
         most_s = total_s if again_s is None else total_s + np.max(again_s, axis=1)
         low, high = np.where(placed, low, high), np.where(placed, high, np.maximum(most_s, high))
     tried = max(_TOGETHER // max(len(low), 1), 1)
@@ -561,6 +568,7 @@ def least_busiest_in_order_s(
             (first_s[every], last_s[every]),
             ranks,
             None if reaches is None else reaches[every],
+            cuts=cuts,
         )
         at = np.sum(~placed.reshape(len(low), tried), axis=1)[:, None]
         low = np.take_along_axis(limits, at, axis=1)[:, 0]
@@ -574,11 +582,15 @@ def _placed_in_order(
     ends_s: tuple[NDArray[np.float64], NDArray[np.float64]],
     ranks: int,
     rooms: NDArray[np.int64] | None,
+    *,
+    cuts: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Whether ranks that each take as many layers as a limit of seconds allows take all of them, [n].
 
-    `places_s` has the seconds in front of each place, and those from which a part that begins there counts.
+    `places_s` has the seconds in front of each place, and those from which a part that begins there counts;
+    `cuts` has the places, rising, between which parts may lie.
     """
+    cut_at = cuts[np.searchsorted(cuts, np.arange(cuts[-1] + 1), side="right") - 1]
     (before_s, from_s), (first_s, last_s) = places_s, ends_s
     rows = np.arange(len(before_s))
     place, holds = np.zeros(len(rows), dtype=np.int64), first_s <= limit_s
@@ -592,7 +604,7 @@ def _placed_in_order(
         reach = np.count_nonzero(before_s <= until_s[:, None], axis=1) - 1
         if rooms is not None:
             reach = np.minimum(reach, place + rooms[:, rank])
-        place = np.maximum(reach, place)
+        place = cut_at[np.maximum(reach, place)]
     return np.asarray(holds & (place == before_s.shape[1] - 1))
 
 
@@ -617,7 +629,11 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
         rows = np.flatnonzero(distinct[-1] == ranks)
         *seconds, first_s, last_s, _ = distinct[:, rows]
         least_s[rows] = least_busiest_in_order_s(
-            np.stack(seconds, axis=1) @ counts, first_s, last_s, int(ranks)
+            np.stack(seconds, axis=1) @ counts,
+            first_s,
+            last_s,
+            int(ranks),
+            begins=model.stage_begins,
         )
     busiest_s[own] = least_s[back]
     return busiest_s

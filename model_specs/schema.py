@@ -652,6 +652,25 @@ class ModelSpec(ClosedDocument):
         """Whether it is one of `kinds_apart` whose layers reuse what an earlier layer made."""
         return self._reuses
 
+    @cached_property
+    def stage_begins(self) -> tuple[int, ...]:
+        """Layers, from 0, at which a stage of a pipeline may begin; empty where at any.
+
+        What layers reuse of an earlier one does not cross stages: Megatron-LM asks for that of indexers
+        (experimental_attention_variant_module_specs.py, _validate_dsa_index_share_pipeline_split).
+        """
+        order = self.attention_order or ""
+        begins = set(range(self.layers))
+        for layer, letter in enumerate(order):
+            if letter.islower():
+                begins -= set(range(order.rindex(letter.upper(), 0, layer) + 1, layer + 1))
+        return tuple(sorted(begins)) if len(begins) < self.layers else ()
+
+    @property
+    def most_stages(self) -> int:
+        """Stages of a pipeline, at the most, of which each has a layer."""
+        return len(self.stage_begins) or self.layers
+
     @property
     def most_heads(self) -> int:
         """Query heads of the kind of layer that has most."""

@@ -433,11 +433,13 @@ class LayoutPricing:
         """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits
         break it.
         """
-        if not framework_of_stack(self._workload.framework).uneven_stages:
+        in_step = costs.in_step and costs.vpp > 1
+        even = costs.begins and costs.vpp > 1 and not in_step
+        if even or not framework_of_stack(self._workload.framework).uneven_stages:
             return (yield from self._even_split(placed, costs))
-        if costs.in_step and costs.vpp > 1 and costs.order:
+        if in_step and costs.order:
             return (yield from self._splits_of_unlike(placed, costs, cutoff_s))
-        if costs.in_step and costs.vpp > 1:
+        if in_step:
             return (yield from self._level_splits(placed, costs, cutoff_s))
         fits: FitsRank | None = None
         for fits in (None, self._fit.fits):
@@ -464,7 +466,7 @@ class LayoutPricing:
 
     def _even_split(self, placed: PlacedLayout, costs: SplitCosts) -> Asking[list[PricedSplit]]:
         """The only split of a framework that deals layers out by itself."""
-        stages = balanced_stages(costs.layers, costs.pp, costs.vpp)
+        stages = balanced_stages(costs.layers, costs.pp, costs.vpp, costs.begins)
         if stages is None or (costs.partial and min(map(min, stages)) < costs.recompute_layers):
             return []
         split = Split(stages=stages, time_s=costs.stages_s(stages))
@@ -509,7 +511,13 @@ class LayoutPricing:
     ) -> Asking[list[PricedSplit]]:
         """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
         bounded = []
-        for stages in level_splits(costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends):
+        for stages in level_splits(
+            costs.layers,
+            costs.pp,
+            costs.vpp,
+            empty_ends=costs.empty_ends,
+            begins=costs.begins,
+        ):
             if not self._fit.fits_stages(stages):
                 self.memory_limits = True
             elif not costs.partial or min(map(min, stages)) >= costs.recompute_layers:

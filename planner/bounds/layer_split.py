@@ -89,6 +89,8 @@ class SplitCosts:
     order_loads: tuple[tuple[float, int], ...] = ()
     """Of layers with unlike bytes, in their order: parameters outside experts of each, and whether it has
     experts. `layer_load` is their mean then."""
+    begins: tuple[int, ...] = ()
+    """`ModelSpec.stage_begins`, of unlike layers alone."""
 
     @property
     def partial(self) -> bool:
@@ -189,6 +191,7 @@ class SplitCosts:
             order=(),
             order_behind=(),
             order_loads=(),
+            begins=(),
         )
 
 
@@ -207,38 +210,66 @@ def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
     return tuple(counts if rank else reversed(counts))
 
 
-def balanced_stages(layers: int, pp: int, vpp: int) -> tuple[tuple[int, ...], ...] | None:
-    """The split that is even in layers, or None where some virtual stage would be empty."""
-    if layers < pp * vpp:
+def balanced_stages(
+    layers: int, pp: int, vpp: int, begins: tuple[int, ...] = ()
+) -> tuple[tuple[int, ...], ...] | None:
+    """The split that is even in layers, or in runs of them from one place of `begins`
+    (`ModelSpec.stage_begins`) to the next; None where some virtual stage would be empty.
+    """
+    number = len(begins) or layers
+    if number < pp * vpp:
         return None
-    each, longer = divmod(layers, pp)
+    each, longer = divmod(number, pp)
     sizes = [each + 1] * longer + [each] * (pp - longer)
-    return tuple(even_chunks(rank, size, vpp) for rank, size in enumerate(sizes))
+    stages = tuple(even_chunks(rank, size, vpp) for rank, size in enumerate(sizes))
+    return _layers_of_runs(stages, begins, layers) if begins else stages
+
+
+def _layers_of_runs(stages: Stages, begins: tuple[int, ...], layers: int) -> Stages:
+    """The layers of each [rank][virtual stage] that holds so many runs, each from one begin to the next."""
+    places, at = (*begins, layers), 0
+    counted = [[0] * len(rank) for rank in stages]
+    for level in range(len(stages[0])):
+        for rank, of_rank in enumerate(stages):
+            end = at + of_rank[level]
+            counted[rank][level] = places[end] - places[at]
+            at = end
+    return tuple(map(tuple, counted))
 
 
 def default_stages(
-    layers: int, pp: int, vpp: int, *, in_step: bool, empty_ends: bool = False
+    layers: int,
+    pp: int,
+    vpp: int,
+    *,
+    in_step: bool,
+    empty_ends: bool = False,
+    begins: tuple[int, ...] = (),
 ) -> tuple[tuple[int, ...], ...] | None:
     """A split that suits a schedule where nothing is known of costs; None where a chunk would be empty."""
     if in_step and vpp > 1:
-        too_few = layers < pp * vpp
-        splits = level_splits(layers, pp, vpp, empty_ends=empty_ends and too_few)
+        too_few = (len(begins) or layers) < pp * vpp
+        splits = level_splits(layers, pp, vpp, empty_ends=empty_ends and too_few, begins=begins)
         if splits:
             return splits[0]
-    return balanced_stages(layers, pp, vpp)
+    return balanced_stages(layers, pp, vpp, begins)
 
 
 @lru_cache(maxsize=256)
 def level_splits(
-    layers: int, pp: int, vpp: int, *, empty_ends: bool = False
+    layers: int, pp: int, vpp: int, *, empty_ends: bool = False, begins: tuple[int, ...] = ()
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Splits for ranks in step: the same layers in the same virtual stage of every rank, as nearly as can be.
 
     What is missing to full rows is taken from the last virtual stage of the last rank (the head's), from the
     first of the first rank (the embedding's), and, a layer each and for fewer than pp ranks, from the last of
     the longer virtual stages. Each such split is there, with up to two layers a rank more than needed. With
-    `empty_ends` nothing may be left of the two ends.
+    `empty_ends` nothing may be left of the two ends. With `begins` (`ModelSpec.stage_begins`) all of this is
+    of runs of layers from one begin to the next, in place of layers.
     """
+    if begins:
+        of_runs = level_splits(len(begins), pp, vpp, empty_ends=empty_ends)
+        return tuple(_layers_of_runs(stages, begins, layers) for stages in of_runs)
     splits: dict[tuple[tuple[int, ...], ...], None] = {}
     fewest, kept = -(-layers // pp), 0 if empty_ends else 1
     for row in range(fewest, fewest + 3):
@@ -384,6 +415,7 @@ def _in_order_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
         costs.pp,
         rooms=most,
         again_s=again_s[None] if again_s.any() else None,
+        begins=costs.begins,
     )
     return float(bound_s[0])
 
@@ -709,6 +741,12 @@ class Parts(NamedTuple):
         return np.asarray(self.may_be & ~slow & ~heavy & (self.experts <= caps.experts))
 
 
+def may_begin(begins: tuple[int, ...], layers: int) -> NDArray[np.bool_]:
+    """Whether a stage may begin at each place of so many layers, [places]; at all without `begins`."""
+    places = np.arange(layers + 1)
+    return np.isin(places, begins) if begins else places >= 0
+
+
 def parts_of(costs: SplitCosts, rank: int) -> Parts:
     """What one rank takes of a sequence of layers, in one virtual stage, memory aside.
 
@@ -726,6 +764,7 @@ def parts_of(costs: SplitCosts, rank: int) -> Parts:
     may_be = layers >= costs.fewest
     may_be &= (begin == 0) if in_front else (begin >= costs.fewest)
     may_be &= (end == costs.layers) if at_end else (end <= costs.layers - costs.fewest)
+    may_be &= may_begin(costs.begins, costs.layers)[:, None]
     to = np.maximum(np.minimum(begin + min(costs.recompute_layers, costs.layers), end), begin)
     seconds = np.full(layers.shape, costs.first_s * in_front + costs.last_s * at_end)
     # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
@@ -947,7 +986,7 @@ def any_stages(workload: Workload, layout: Layout) -> Stages | None:
         Layers of each [rank][virtual stage]; None where another virtual stage would be empty.
     """
     model, pp, vpp = workload.model, int(layout.pp), int(layout.vpp)
-    even = balanced_stages(model.layers, pp, vpp)
+    even = balanced_stages(model.layers, pp, vpp, model.stage_begins)
     return even or suiting_stages(workload, layout)
 
 
@@ -968,4 +1007,5 @@ def suiting_stages(workload: Workload, layout: Layout) -> Stages | None:
         int(layout.vpp),
         in_step=traits(int(layout.schedule)).in_step,
         empty_ends=may_have_empty_ends(workload),
+        begins=model.stage_begins,
     )

@@ -395,6 +395,7 @@ class MemoryFit:
             order=self._order(unlike),
             order_behind=self._order(unlike, behind=True),
             order_loads=self._unlike.order_loads if self._unlike is not None else (),
+            begins=model.stage_begins,
         )
 
     def _order(
@@ -748,6 +749,8 @@ class _Pipeline(NamedTuple):
     empty_ends: bool
     pp: int
     vpp: int
+    begins: tuple[int, ...]
+    """`ModelSpec.stage_begins`."""
 
 
 class _UnlikeSplits(NamedTuple):
@@ -811,16 +814,17 @@ def _pipeline_of(workload: Workload, pp: int, vpp: int) -> _Pipeline:
         empty_ends=may_have_empty_ends(workload),
         pp=pp,
         vpp=vpp,
+        begins=model.stage_begins,
     )
 
 
 @lru_cache(maxsize=4096)
 def _stages(pipeline: _Pipeline) -> tuple[Stages, ...]:
     """Splits of ranks in step that a search looks at; none where some virtual stage would be empty."""
-    layers, _, _, uneven_stages, empty_ends, pp, vpp = pipeline
+    layers, _, _, uneven_stages, empty_ends, pp, vpp, begins = pipeline
     if uneven_stages:
-        return level_splits(layers, pp, vpp, empty_ends=empty_ends)
-    even = balanced_stages(layers, pp, vpp)
+        return level_splits(layers, pp, vpp, empty_ends=empty_ends, begins=begins)
+    even = balanced_stages(layers, pp, vpp, begins)
     return () if even is None else (even,)
 
 
@@ -1050,7 +1054,13 @@ def _in_order_and_rooms_s(
             to = np.minimum(places + amount, model.layers)
             again_s = kinds_again_s @ (counts[:, to] - counts[:, places])
         least_s = least_busiest_in_order_s(
-            kinds_s @ counts, first_s, last_s, ranks, rooms=own_rooms[first], again_s=again_s
+            kinds_s @ counts,
+            first_s,
+            last_s,
+            ranks,
+            rooms=own_rooms[first],
+            again_s=again_s,
+            begins=model.stage_begins,
         )
         busiest_s[rows] = least_s[back]
     return busiest_s

@@ -42,7 +42,7 @@ from meshwright.costmodel.states import kind_parameters_on_gpu, layer_parameters
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.planner.bounds.layer_split import ALL_LAYERS, Parts, SplitCosts, parts_of
+from meshwright.planner.bounds.layer_split import ALL_LAYERS, Parts, SplitCosts, may_begin, parts_of
 from meshwright.planner.bounds.mappings import divisors_suffice
 from meshwright.planner.bounds.paces import MemoryFit, host_limit_gib
 
@@ -601,11 +601,12 @@ class PartCosts:
         place = np.arange(layers + 1)
         number = place[None, :] - place[:, None]
         fits = {rank: self._fits_in_order(amount, rank) for rank in ranks}
+        begins = may_begin(self.costs(amount).begins, layers)[:, None]
         ways = []
         for fewest, most in ways_of_recomputing(amount, layers):
             of_way = []
             for rank in ranks:
-                may_be = (number >= fewest) & (number <= most) & fits[rank]
+                may_be = (number >= fewest) & (number <= most) & fits[rank] & begins
                 may_be &= (place[:, None] == 0) if rank == 0 else (place[:, None] >= rank)
                 behind = layers - (pp - 1 - rank)
                 is_end = (place == layers) if rank == pp - 1 else (place <= behind)

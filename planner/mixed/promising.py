@@ -1003,7 +1003,7 @@ def space_on_parts(request: MixedRequest, execution: Execution) -> Space | None:
     is_plain = vpp and "1f1b" in first.schedules and bool(offloads)
     if not is_plain or not all(common.values()) or "pp" in request.first.forbids:
         return None
-    pinned, largest = request.first.pins.get("pp"), min(model.layers, request.gpus)
+    pinned, largest = request.first.pins.get("pp"), min(model.most_stages, request.gpus)
     depths = [int(pinned)] if pinned is not None else range(2, largest + 1)
     return replace(
         first,

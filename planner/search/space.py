@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -50,12 +51,18 @@ from meshwright.planner.runs.run_terms import RECOMPUTED
 
 @lru_cache(maxsize=4096)
 def even_virtual_stages(
-    pp: int, layers: int, mtp_layers: int, *, empty_ends: bool = False
+    pp: int,
+    layers: int,
+    mtp_layers: int,
+    *,
+    empty_ends: bool = False,
+    begins: tuple[int, ...] = (),
 ) -> tuple[int, ...]:
     """One, and the numbers of virtual stages that deal the layers out evenly.
 
     Embedding, head or MTP modules may count as a layer each. With `empty_ends` the first and the last stage
-    may have no other.
+    may have no other. With `begins` (`ModelSpec.stage_begins`) runs of layers from one begin to the next are
+    dealt out, of which shorter ones may count as less.
 
     Parameters
     ----------
@@ -69,8 +76,10 @@ def even_virtual_stages(
     tuple of int
         Rising; no other stage is without a layer.
     """
-    totals = range(layers, layers + 3 + mtp_layers)
-    most = (layers + (2 if empty_ends else 0)) // pp
+    longest = max((after - begin for begin, after in pairwise((*begins, layers))), default=1)
+    runs = len(begins) or layers
+    totals = range(-(-layers // longest) if begins else runs, runs + 3 + mtp_layers)
+    most = (runs + (2 if empty_ends else 0)) // pp
     several = (v for v in range(2, most + 1) if any(total % (pp * v) == 0 for total in totals))
     return 1, *several
 
@@ -191,10 +200,16 @@ class Space:
         if pp == 1 or not self.interleaving:
             counts: tuple[int, ...] = (1,)
         elif self.vpp is not None:
-            most = model.layers + (2 if empty_ends else 0)
+            most = model.most_stages + (2 if empty_ends else 0)
             counts = tuple(v for v in self.vpp if v == 1 or pp * v <= most)
         else:
-            counts = even_virtual_stages(pp, model.layers, model.mtp_layers, empty_ends=empty_ends)
+            counts = even_virtual_stages(
+                pp,
+                model.layers,
+                model.mtp_layers,
+                empty_ends=empty_ends,
+                begins=model.stage_begins,
+            )
         return counts if self.vpp is None else tuple(v for v in counts if v in self.vpp)
 
     def pipelines(self, pp: int) -> tuple[tuple[int, int], ...]:
@@ -555,7 +570,7 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
         workload=workload,
         tp=axis("tp", _tensor_degrees(workload)),
         cp=axis("cp", _context_degrees(workload)),
-        pp=axis("pp", list(range(1, min(model.layers, request.gpus) + 1))),
+        pp=axis("pp", list(range(1, min(model.most_stages, request.gpus) + 1))),
         dp=axis("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
         ep=axis("ep", [e for e in experts if e <= request.gpus]),
         etp=axis("etp", _expert_tensor_degrees(workload)),

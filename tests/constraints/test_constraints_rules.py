@@ -893,25 +893,48 @@ def test_chosen_blocks_are_for_megatron_alone(framework: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "pp", "words"),
+    ("order", "words"),
     [
-        ("FFFfffFf", 1, None),
-        ("FFFfffFf", 2, "indexers that layers share over pp 2"),
-        ("FfFFffff", 1, "indexers that layers share in another order than by a frequency"),
-        (None, 2, None),
+        ("FFFfffFf", None),
+        ("FfFFffff", "indexers that layers share in another order than by a frequency"),
+        (None, None),
     ],
 )
-def test_layers_that_share_an_indexer_are_one_stage(
-    order: str | None, pp: int, words: str | None
-) -> None:
+def test_layers_share_an_indexer_by_a_frequency(order: str | None, words: str | None) -> None:
     fields = SPARSE.model_dump(exclude_unset=True) | {"layers": 8, "attention_order": order}
-    work, layout = workload(ModelSpec.model_validate(fields)), Layout(pp=pp, num_micro_batches=pp)
+    work, layout = workload(ModelSpec.model_validate(fields)), Layout(pp=2, num_micro_batches=2)
     rule = RULES["megatron-sparse-attention"]
     assert feasible(rule, rule.excess(as_table(work, [layout], [1.0]))) is (words is None)
     finding = rule.check(finished(work, layout, 1.0))
     assert (finding is None) is (words is None)
     if finding is not None and words is not None:
         assert words in rule.explain(finding)
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        (((3, 3), (3, 7)), None),  # layers 0 to 2, 3 to 5, 6 to 8 and 9 to 15: each from an indexer
+        (((2, 4), (3, 7)), "layer 5 reuses what a layer of an earlier stage made"),
+        (((3, 0), (3, 10)), "leaves a virtual stage without a layer"),
+    ],
+)
+def test_stages_begin_with_an_indexer_of_their_own(
+    stages: tuple[tuple[int, ...], ...], words: str | None
+) -> None:
+    fields = SPARSE.model_dump(exclude_unset=True)
+    fields |= {"layers": 16, "attention_order": "FFFFffFffFffFfff"}
+    work = workload(ModelSpec.model_validate(fields))
+    assert work.model.stage_begins == (0, 1, 2, 3, 6, 9, 12)
+    layout = Layout(pp=2, vpp=2, num_micro_batches=2)
+    rule = RULES["layers-by-stages"]
+    finding = rule.check(replace(finished(work, layout, 1.0), stages=stages))
+    assert (finding is None) is (words is None)
+    if finding is not None and words is not None:
+        assert words in rule.explain(finding)
+    for pp, fits in ((2, True), (4, True), (7, False)):
+        table = as_table(work, [replace(layout, pp=pp, num_micro_batches=pp)], [1.0])
+        assert feasible(rule, rule.excess(table)) is fits
 
 
 @pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])

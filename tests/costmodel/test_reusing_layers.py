@@ -80,6 +80,20 @@ def test_parameters_and_flops_of_reusing_layers_by_hand() -> None:
     assert more == pytest.approx(6 * 3 * 3 * H * (WIDE - FFN))
 
 
+def test_stages_begin_where_nothing_is_reused_from_ahead() -> None:
+    # The last three layers reuse what the second and the fourth made: nothing may be cut in between.
+    assert model().stage_begins == (0, 1)
+    assert model().most_stages == 2
+    assert model(attention_order="WFWwWf").stage_begins == (0, 1)
+    assert model(attention_order="WWwFfW").stage_begins == (0, 1, 3, 5)
+    assert PLAIN.stage_begins == ()
+    assert PLAIN.most_stages == 6
+    glm = load_catalog_model("glm-5.2")
+    assert glm.stage_begins == (0, 1, *range(2, 78, 4))
+    # E2B's layers 15 to 34 reuse keys and values of layers 13 and 14.
+    assert load_catalog_model("gemma-4-e2b").stage_begins == tuple(range(14))
+
+
 def test_inputs_of_layers_by_hand() -> None:
     with_inputs, layers = model(layer_inputs=P), 6
     more = parameter_count(with_inputs) - parameter_count(model())

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -125,6 +126,8 @@ def ask_megatron(case: Case) -> dict[str, Any]:
         create_gloo_process_groups=False,
     )
     layout = getattr(config, "pipeline_model_parallel_layout", None)
+    if layout is not None:
+        shares_indexers(config, layout, pp, vpp)
     pattern = getattr(args, "hybrid_layer_pattern", None)
     stages = (
         chunks_of_pattern(pattern, pp)
@@ -152,6 +155,18 @@ def ask_megatron(case: Case) -> dict[str, Any]:
         "sequence_parallel": args.sequence_parallel,
         "replicas_first": bool(args.use_tp_pp_dp_mapping),
     }
+
+
+def shares_indexers(config: Any, layout: Any, pp: int, vpp: int | None) -> None:
+    """Raises RuntimeError as each stage does when it is built, where its layers read an earlier one's."""
+    from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
+        _validate_dsa_index_share_pipeline_split,
+    )
+
+    for rank, chunk in itertools.product(range(pp), range(vpp or 1)):
+        _validate_dsa_index_share_pipeline_split(
+            config, layout.get_layer_id_list(vp_stage=chunk, pp_rank=rank)
+        )
 
 
 def chunks_of_pattern(pattern: str, pp: int) -> list[list[int]]:

@@ -15,8 +15,9 @@ import pytest
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.parameters import parameter_count
-from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.reader import load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.bounds.layer_split import balanced_stages, level_splits
 from meshwright.planner.launch.plan_files import plan_files
 from tests.oracles.random_configs import FAMILIES, random_config
 from tests.oracles.test_frameworks import ask
@@ -171,3 +172,29 @@ def test_megatron_configures_the_layers_that_are_read_in_their_order(tmp_path: P
     print(f"megatron: {len(asked) - len(wrong)} of {len(asked)} configs")
     assert len(asked) >= CONFIGS - 4
     assert not wrong, "\n".join(wrong)
+
+
+def test_megatron_takes_stages_that_begin_at_an_indexer_alone(tmp_path: Path) -> None:
+    """GLM-5.2 in even pipelines and in virtual stages; and one layer further, which it must refuse."""
+    model = load_catalog_model("glm-5.2")
+    begins = model.stage_begins
+    splits = [balanced_stages(78, pp, 1, begins) for pp in (2, 8, 16)]
+    splits += level_splits(78, 4, 5, empty_ends=True, begins=begins)
+    cases = []
+    for number, stages in enumerate(splits):
+        assert stages is not None
+        pp, vpp = len(stages), len(stages[0])
+        degrees: dict[str, Any] = {"pp": pp, "vpp": vpp, "ep": 8, "dp": 8, "num_micro_batches": 16}
+        schedule = "1f1b" if vpp == 1 else "interleaved-1f1b"
+        plan = make_plan(
+            model, stages=[list(rank) for rank in stages], schedule=schedule, **degrees
+        )
+        write_files(tmp_path / str(number), plan_files(plan, "megatron"))
+        cases.append({"dir": str(tmp_path / str(number)), "world": 8 * pp, "arch": 9})
+    cases.append(cases[0] | {"also": ["--pipeline-model-parallel-layout", "Et*40|t*38L"]})
+    *answers, refused = ask("megatron", cases, tmp_path)
+    for stages, answer in zip(splits, answers, strict=True):
+        assert answer["ok"], answer
+        assert stages is not None
+        assert answer["stages"] == [list(rank) for rank in stages]
+    assert "pipeline split is invalid" in str(refused)

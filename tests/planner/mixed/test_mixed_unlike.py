@@ -30,7 +30,7 @@ from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, promis
 from meshwright.planner.mixed.verify import mixed_faults
 from tests.planner.mixed.plain_oracle import step_times_s
 from tests.planner.mixed.test_mixed_optimum import asked, compare, other_part
-from tests.planner.search.test_unlike_optimum import unlike
+from tests.planner.search.test_unlike_optimum import sharing_indexers, unlike
 from tests.soaked import examples, some
 
 
@@ -133,6 +133,24 @@ def test_cases_have_every_kind_of_model() -> None:
     assert models[23].moe_layers
     assert models[23].dense_layers == 1
     assert models[17].moe is not None
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(1, 2),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4, 5)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(6, 60))),
+    ],
+)
+def test_stages_of_both_parts_begin_at_an_indexer(seed: int) -> None:
+    draw = random.Random(f"indexers {seed}")
+    model = sharing_indexers(draw, draw.choice([6, 7, 8])).model_copy(
+        update={"tied_embeddings": False}
+    )
+    request = with_model(asked(seed), model, draw)
+    assert model.stage_begins
+    check_kernels(request, seed, 3)
 
 
 @pytest.mark.soak

@@ -168,8 +168,9 @@ def step_times(space: Space, layout: Layout) -> Iterator[float]:
     layers, pp, vpp = workload.model.layers, int(layout.pp), int(layout.vpp)
     leading = workload.model.dense_layers if workload.model.moe_layers else 0
     in_step = vpp > 1 and traits(int(layout.schedule)).in_step
+    ends, begins = may_have_empty_ends(workload), workload.model.stage_begins
     splits = list(
-        level_splits(layers, pp, vpp, empty_ends=may_have_empty_ends(workload))
+        level_splits(layers, pp, vpp, empty_ends=ends, begins=begins)
         if in_step
         else _splits(layers, pp, vpp, leading)
     )

@@ -64,6 +64,19 @@ def with_unlike_bytes(draw: random.Random, spec: dict[str, Any]) -> ModelSpec:
     return ModelSpec.model_validate(spec | {"moe": wide, "mamba": mamba, "hybrid_pattern": pattern})
 
 
+def sharing_indexers(draw: random.Random, layers: int) -> ModelSpec:
+    """Latent attention to positions that an indexer of the layer or of an earlier one chose (GLM-5.2)."""
+    spec = model(draw).model_dump(exclude_unset=True)
+    first, every = draw.choice([1, 1, 2, 3]), draw.choice([2, 3, 4])
+    order = "F" * first
+    order += "".join("F" if (n + 1) % every == 0 else "f" for n in range(layers - first))
+    latent: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    indexer = {"heads": draw.choice([16, 64]), "head_dim": 128, "top_k": 1024}
+    latent |= {"q_lora_rank": 1024, "v_head_dim": 128, "indexer": indexer}
+    spec |= {"layers": layers, "mtp_layers": 0, "attention_order": order, "attention": latent}
+    return ModelSpec.model_validate(spec | {"kv_heads": spec["heads"]})
+
+
 def tiny_request(seed: int) -> PlanRequest:
     """One virtual stage; long sequences, so that kinds of layers take unlike times."""
     draw = random.Random(seed)
@@ -264,6 +277,41 @@ def test_virtual_stages_are_those_of_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", some([*range(8, 60), 1, *range(3, 7)]))
 def test_virtual_stages_are_those_of_brute_force_many(seed: int) -> None:
     check_against_brute_force(interleaved_request(seed))
+
+
+def with_shared_indexers(asked: PlanRequest, seed: int, longer: int = 0) -> PlanRequest:
+    """The same of a model whose stages begin at some layers alone."""
+    draw = random.Random(f"indexers {seed}")
+    spec = sharing_indexers(draw, asked.model.layers + longer)
+    return replace(asked, model=spec, pins={**asked.pins, "cp": 1})
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(0, 1, 2),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 8)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(8, 60))),
+    ],
+)
+def test_stages_that_begin_at_an_indexer_are_those_of_the_plain_oracle(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = with_shared_indexers(tiny_request(seed), seed)
+    assert asked.model.stage_begins
+    check_against_plain_oracle(asked, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(0, 1),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 6)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(6, 60))),
+    ],
+)
+def test_virtual_stages_that_begin_at_an_indexer_are_those_of_brute_force(seed: int) -> None:
+    check_against_brute_force(with_shared_indexers(interleaved_request(seed), seed, longer=5))
 
 
 @pytest.mark.slow
