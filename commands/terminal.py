@@ -311,15 +311,27 @@ def _plainly(error: click.ClickException) -> click.ClickException:
 
 
 _NOT_A_NUMBER = re.compile(
-    r"'(?P<digits>[0-9]+(?:\.[0-9]+)?) ?(?P<unit>[A-Za-z]{1,5}|[eE]1?[0-9])' is not a valid "
-    r"(?P<kind>integer|float)"
+    r"'[$€£¥]?(?P<digits>[0-9]+(?:\.[0-9]+)?) ?(?P<unit>[A-Za-z]{1,5}|[eE]1?[0-9])' is not a valid "
+    r"(?:integer|float)"
 )
 _PRODUCT = re.compile(
-    r"(?P<typed>'(?:(?P<nodes>[0-9]{1,6}) ?[xX*] ?)?(?P<each>[0-9]{1,6}|[0-9]{1,3}(?:,[0-9]{3}){1,4})') "
+    r"'(?:(?P<nodes>[1-9][0-9]{0,5}) ?[xX*] ?)?(?P<each>[0-9]{1,6}|[0-9]{1,3}(?:,[0-9]{3}){1,4})' "
     r"is not a valid integer"
 )
 """Nodes times GPUs, or a number with commas."""
+_HEXADECIMAL = re.compile(r"'(?P<typed>0[xX][0-9A-Fa-f]{1,12})' is not a valid integer")
+_PRICE = re.compile(r"'[$€£¥] ?(?P<digits>[0-9]+(?:\.[0-9]+)?)' is not a valid float")
 _POWERS_OF_TEN = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}
+
+
+def _number_of(message: str) -> str | None:
+    """The number behind one refused: a product, with commas, hexadecimal or a price."""
+    if (product := _PRODUCT.match(message)) is not None:
+        return str(int(product["nodes"] or 1) * int(product["each"].replace(",", "")))
+    if (hexadecimal := _HEXADECIMAL.match(message)) is not None:
+        return str(int(hexadecimal["typed"], 16))
+    price = _PRICE.match(message)
+    return None if price is None else str(price["digits"])
 
 
 def in_digits(message: str, *, in_gib: bool = False) -> str:
@@ -333,19 +345,22 @@ def in_digits(message: str, *, in_gib: bool = False) -> str:
     "'5GB' is not a number: write its digits alone, without a unit."
     >>> in_digits("'2x8' is not a valid integer.")
     "'2x8' is not a whole number: write 16."
+    >>> in_digits("'0x100' is not a valid integer.")
+    "'0x100' is not a whole number: write 256."
+    >>> in_digits("'$2' is not a valid float range.")
+    "'$2' is not a number: write 2."
     """
-    product = _PRODUCT.match(message)
-    if product is not None:
-        numbers = int(product["nodes"] or 1), int(product["each"].replace(",", ""))
-        return f"{product['typed']} is not a whole number: write {numbers[0] * numbers[1]}."
-    said = _NOT_A_NUMBER.match(message)
-    if said is None:
-        return message
-    digits, unit, is_whole = str(said["digits"]), str(said["unit"]), said["kind"] == "integer"
-    power = int(unit[1:]) if unit[1:].isdecimal() else _POWERS_OF_TEN.get(unit.lower(), 0)
+    is_whole = "integer" in message
     what = (
         f"{message.partition(' is not')[0]} is not {'a whole number' if is_whole else 'a number'}"
     )
+    if (number := _number_of(message)) is not None:
+        return f"{what}: write {number}."
+    said = _NOT_A_NUMBER.match(message)
+    if said is None:
+        return message
+    digits, unit = str(said["digits"]), str(said["unit"])
+    power = int(unit[1:]) if unit[1:].isdecimal() else _POWERS_OF_TEN.get(unit.lower(), 0)
     if power == 0 or in_gib:
         return f"{what}: write its digits alone, without a unit."
     if not is_whole:

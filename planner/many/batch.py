@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from meshwright.cluster_specs.reader import is_mixed_cluster
+from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.documents import ClosedDocument, csv_text, frame_of, uninterrupted, write_files
 from meshwright.errors import InputError, check_choice, message_of
 from meshwright.planner.many.jobs import (
@@ -146,11 +147,20 @@ _OF_A_JOB = {"name", "top", "time_limit", *COST_FIELDS}
 """Fields of a job that a request does not read under the same name."""
 
 
-def request_of(job: JobDoc) -> PlanRequest:
-    """The plan request of a job. Raises InputError."""
+CLUSTER_SPEC = "cluster_spec"
+"""Beside the fields of a JobDoc: a ClusterSpec in place of `cluster`, for nodes that no file lists."""
+
+
+def request_of(job: JobDoc, cluster: ClusterSpec | None = None) -> PlanRequest:
+    """The plan request of a job, on a cluster of its own where it has one. Raises InputError."""
     from meshwright.planner.request.reader import read_request
 
     options = job.model_dump(exclude=_OF_A_JOB)
+    if cluster is not None:
+        options |= {
+            "cluster": cluster,
+            "nodes": [node.name for node in cluster.nodes if node.free_gpus != 0],
+        }
     return read_request(**options, top_k=job.top, time_limit_s=job.time_limit)
 
 
@@ -173,7 +183,7 @@ def do_job(
     Parameters
     ----------
     fields
-        Those of a JobDoc.
+        Those of a JobDoc, and `CLUSTER_SPEC` where it has one.
     cache_folder
         Where answers are kept; None keeps nothing.
     end_s
@@ -186,10 +196,12 @@ def do_job(
         wrong is said in the row, status `failed`.
     """
     began = time.monotonic()
-    job = JobDoc.model_validate(fields)
+    cluster = fields.get(CLUSTER_SPEC)
+    named = {name: value for name, value in fields.items() if name != CLUSTER_SPEC}
+    job = JobDoc.model_validate(named)
     cached, cost = False, {}
     try:
-        request = asked_of(job)
+        request = asked_of(job) if cluster is None else request_of(job, cluster)
         budget = Budget.of(job.model_dump(include=set(COST_FIELDS)))
         if isinstance(request, MixedRequest):
             with until(end_s):

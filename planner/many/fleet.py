@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby, zip_longest
 from math import inf
 from operator import itemgetter
 from pathlib import Path
@@ -16,14 +16,14 @@ from typing import Any
 
 import yaml
 
-from meshwright.cluster_specs.allocation import allocated_gpus
+from meshwright.cluster_specs.allocation import allocated_gpus, node_name, only_nodes
 from meshwright.cluster_specs.reader import is_mixed_cluster, read_cluster, read_mixed_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.documents import ClosedDocument, csv_text
 from meshwright.errors import InputError, OutOfTimeError, check_choice
 from meshwright.planner.drawing import Drawing, distinct_colour, ink_on, shortened, text_width
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.many.batch import Task, local_engine
+from meshwright.planner.many.batch import CLUSTER_SPEC, Task, local_engine
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.many.sharing import (
     OBJECTIVES,
@@ -71,6 +71,12 @@ class LeafRoom:
     capacity: Mapping[str, int]
     """Free units of each leaf."""
     pod_of: Mapping[str, str]
+
+    @classmethod
+    def of(cls, free: FreeUnits) -> LeafRoom:
+        """The leaves of what is free."""
+        capacity = {leaf: len(units) for leaf, units in free.by_leaf.items()}
+        return cls(capacity=capacity, pod_of=free.pod_of)
 
     @property
     def pods(self) -> dict[str, list[str]]:
@@ -184,7 +190,7 @@ class _Deal:
         """Units of every job by leaf; None where one finds no room."""
         per_leaf: list[PerLeaf] = [{} for _ in wanted]
         for job in order:
-            taken = self._taken(wanted[job], moments[job])
+            taken = self.taken(wanted[job], moments[job])
             if taken is None:
                 return None
             per_leaf[job] = taken
@@ -193,7 +199,8 @@ class _Deal:
                     self._free[leaf][moment] -= units
         return per_leaf
 
-    def _taken(self, size: int, moments: Sequence[int]) -> PerLeaf | None:
+    def taken(self, size: int, moments: Sequence[int]) -> PerLeaf | None:
+        """Units of each leaf for one more job that runs at these moments; None where they are not free."""
         free = {
             leaf: min(units[moment] for moment in moments) for leaf, units in self._free.items()
         }
@@ -296,9 +303,7 @@ def _units_per_leaf(
     params: FleetParams,
 ) -> tuple[list[PerLeaf], int]:
     """(units of every job on each leaf that it touches, a lower bound on the leaves touched in all)."""
-    ground = LeafRoom(
-        capacity={leaf: len(units) for leaf, units in free.by_leaf.items()}, pod_of=free.pod_of
-    )
+    ground = LeafRoom.of(free)
     least_leaves = sum(ground.fewest_leaves(size) for size in wanted)
     least = least_leaves + params.pod_weight * sum(ground.fewest_pods(size) for size in wanted)
     dealt = deal_out(
@@ -555,6 +560,10 @@ FLEET_FILES = ("fleet.json", "fleet.csv", "nodes.svg", "gantt.svg", "plans")
 """What is written to a folder; some of it only where there is something to say."""
 SHARING_SHARE = 0.3
 """Part of the time limit that is kept for sharing out, after the plans."""
+NOT_PLANNED_THERE = (
+    "has no plan on its nodes yet; figures are those of as many that are joined best"
+)
+"""Of a job that time was too short for."""
 Progress = Callable[[int, int], None]
 """Hears (sizes planned, sizes in all)."""
 
@@ -601,6 +610,56 @@ class FleetPart:
     places: FleetPlaces = FleetPlaces(units=(), leaves_touched=0, least_leaves=0)
     """Of each job the units here."""
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether all units are alike to a job: neither nodes nor levels of the network are named."""
+        return not self.cluster.nodes and not self.cluster.levels
+
+    @property
+    def states_background(self) -> bool:
+        """Whether the file says what others use of the links of listed nodes, so that their names count."""
+        levels = self.cluster.levels
+        stated = self.cluster.blocks or any(level.background is not None for level in levels)
+        return bool(self.cluster.nodes and stated)
+
+    def together(self, units: int) -> list[Unit]:
+        """So many units, on as few pods and leaves as a job needs that has all of them to itself."""
+        free = self.free
+        if self.is_flat or units == len(free.units):
+            return list(free.units[:units])
+        by_leaf = free.by_leaf
+        taken = _Deal(LeafRoom.of(free), 1).taken(units, [0]) or {}
+        return [free.units[unit] for leaf, count in taken.items() for unit in by_leaf[leaf][:count]]
+
+    def nodes_of(self, units: Iterable[Unit]) -> tuple[NodeSpec, ...]:
+        """The nodes of some units: of equal leaves and pods in equal order, whatever these are called."""
+        per_leaf = Counter((unit.pod, unit.leaf) for unit in units)
+        per_pod: dict[str, list[int]] = {}
+        for (pod, _), count in per_leaf.items():
+            per_pod.setdefault(pod, []).append(-count)
+
+        def shape(unit: Unit) -> tuple[list[int], str, int, str]:
+            leaf = (unit.pod, unit.leaf)
+            return sorted(per_pod[unit.pod]), unit.pod, -per_leaf[leaf], unit.leaf
+
+        listed = {node.name: node for node in self.cluster.nodes}
+        hang_on_leaves = self.cluster.levels or any(node.leaf for node in self.cluster.nodes)
+        nodes = []
+        for unit in sorted(units, key=shape):
+            place = {"leaf": unit.leaf, "pod": unit.pod} if hang_on_leaves else {}
+            for name in unit.nodes:
+                node = listed.get(name) or NodeSpec(name=name)
+                nodes.append(node.model_copy(update=place))
+        return tuple(nodes)
+
+    def cluster_of(self, nodes: Sequence[NodeSpec]) -> ClusterSpec:
+        """The cluster with these nodes alone; the others stay in the list where their links count."""
+        if self.states_background:
+            return only_nodes(self.cluster, [node.name for node in nodes])
+        gpus = len(nodes) * self.cluster.gpus_per_node
+        fields = {"nodes": tuple(nodes), "gpus": gpus, "elastic": False}
+        return self.cluster.model_copy(update=fields)
+
 
 class FleetPartRow(ClosedDocument):
     """A part in `fleet --json`, or the cluster where it has none."""
@@ -622,6 +681,9 @@ class Fleet:
     without_plan: tuple[UnplannedJob, ...]
     """Jobs that the others were shared out without."""
     solution: FleetSolution
+    """Of the sizes; with the times that jobs take on the nodes that they got."""
+    placed: tuple[Mapping[str, Any] | None, ...]
+    """Of each job the row and the files of its plan on its nodes; None where it has none."""
     planned: int
     """Plans that were looked at."""
     unplanned: int
@@ -634,6 +696,24 @@ class Fleet:
         """Sizes with a plan that was not proven to be the best: others might share out better."""
         sizes = [size for job in self.jobs for size in job.sizes]
         return sum(size.result["row"]["status"] != "optimal" for size in sizes)
+
+    @property
+    def placed_value(self) -> float | None:
+        """The objective by the plans on the nodes that jobs got; None where one of these is missing."""
+        allocations = self.solution.allocations
+        sizes = [allocation.size for allocation in allocations]
+        if any(
+            size is not None and result is None
+            for size, result in zip(sizes, self.placed, strict=True)
+        ):
+            return None
+        if self.objective != "throughput":
+            return max((allocation.end_s or 0.0 for allocation in allocations), default=0.0)
+        return sum(
+            job.job.weight * float(result["row"]["tokens_per_s"]) / job.best_tokens_per_s
+            for job, result in zip(self.jobs, self.placed, strict=True)
+            if result is not None
+        )
 
     def outcome(self, index: int) -> tuple[JobSize | None, Allocation, FleetPart, list[Unit]]:
         """(size, time, part, units) of a job; no size and no units if it waits."""
@@ -715,7 +795,8 @@ def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
     if options.objective != "throughput":
         _require_tokens(jobs, path, options.objective)
     began = time.monotonic()
-    answered, planned, unplanned = _sized_jobs(jobs, parts, options, progress)
+    plans = _Plans(parts, options, progress)
+    answered, unplanned = _sized_jobs(jobs, plans)
     sized_jobs = [job for job in answered if isinstance(job, SizedJob)]
     without_plan = [job for job in answered if isinstance(job, UnplannedJob)]
     late = next((job for job in without_plan if job.status == "unknown"), None)
@@ -725,7 +806,7 @@ def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
     params = FleetParams(seed=options.seed)
     units = [len(part.free.units) for part in parts]
     solution = _shared(sized_jobs, units, options.objective, params)
-    return Fleet(
+    shared = Fleet(
         parts=tuple(
             replace(part, places=place_jobs(sized_jobs, here, part.free, params))
             for part, here in zip(parts, _by_part(sized_jobs, solution, len(parts)), strict=True)
@@ -734,11 +815,50 @@ def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         jobs=tuple(sized_jobs),
         without_plan=tuple(without_plan),
         solution=solution,
-        planned=planned,
+        placed=(None,) * len(sized_jobs),
+        planned=plans.asked,
         unplanned=unplanned,
         planning_s=priced - began,
         solving_s=time.monotonic() - priced,
     )
+    return _on_its_nodes(shared, plans)
+
+
+def _on_its_nodes(fleet: Fleet, plans: _Plans) -> Fleet:
+    """The same fleet with every job that runs planned on the nodes that it got."""
+    began = time.monotonic()
+    keys: list[str | None] = []
+    for index, job in enumerate(fleet.jobs):
+        size, _, _, units = fleet.outcome(index)
+        keys.append(None if size is None else plans.key(job.job, size.part, units))
+    plans.make(list(dict.fromkeys(filter(None, keys))), reserve_s=0.0)
+    results = [plans.results.get(key or "") for key in keys]
+    placed = tuple(each if each and each["row"].get("tokens_per_s") else None for each in results)
+    return replace(
+        fleet,
+        placed=placed,
+        solution=replace(fleet.solution, allocations=tuple(_times(fleet, placed))),
+        planned=plans.asked,
+        planning_s=fleet.planning_s + time.monotonic() - began,
+    )
+
+
+def _times(fleet: Fleet, placed: Sequence[Mapping[str, Any] | None]) -> list[Allocation]:
+    """The schedule by the plans on the nodes that jobs got: none starts before its nodes are free."""
+    allocations = list(fleet.solution.allocations)
+    free_from_s: dict[tuple[str, ...], float] = {}
+    for index in sorted(range(len(allocations)), key=lambda index: allocations[index].start_s):
+        allocation, job, result = allocations[index], fleet.jobs[index], placed[index]
+        if allocation.size is None or allocation.end_s is None:
+            continue
+        train_s = job.train_s(allocation.size)
+        if result is not None:
+            train_s *= job.sizes[allocation.size].tokens_per_s / result["row"]["tokens_per_s"]
+        units = [unit.nodes for unit in fleet.outcome(index)[3]]
+        start_s = max([allocation.start_s, *(free_from_s.get(nodes, 0.0) for nodes in units)])
+        free_from_s |= dict.fromkeys(units, start_s + train_s)
+        allocations[index] = replace(allocation, start_s=start_s, end_s=start_s + train_s)
+    return allocations
 
 
 def _parts(options: FleetOptions) -> list[FleetPart]:
@@ -799,83 +919,130 @@ def _require_tokens(jobs: Sequence[FleetJobDoc], path: Path, objective: str) -> 
             raise InputError(what, where=f"{path}: {job.name}.tokens")
 
 
-def _sized_jobs(
-    jobs: Sequence[FleetJobDoc],
-    parts: Sequence[FleetPart],
-    options: FleetOptions,
-    progress: Progress,
-) -> tuple[list[SizedJob | UnplannedJob], int, int]:
-    """(every job with its plans, or why it has none; plans made, plans left out for want of time).
+class _Plans:
+    """Plans of jobs on units of a cluster, each question asked once.
 
-    Equal questions are asked once.
+    Units that hang on as many leaves and pods, as many on each, are one question, whatever they are called.
     """
-    positions: dict[str, int] = {}
-    tasks: list[tuple[int, dict[str, Any]]] = []
-    questions: list[list[tuple[int, int, int]]] = []
-    for job in jobs:
-        row = []
+
+    def __init__(
+        self, parts: Sequence[FleetPart], options: FleetOptions, progress: Progress
+    ) -> None:
+        self.parts = parts
+        self.results: dict[str, dict[str, Any]] = {}
+        self._tasks: dict[str, dict[str, Any]] = {}
+        self._alone: dict[tuple[int, int], tuple[Sequence[NodeSpec], str]] = {}
+        self._progress = progress
+        self._workers = options.workers or usable_cores()
+        self._cache = str(options.cache.absolute()) if options.cache else None
+
+    @property
+    def asked(self) -> int:
+        """Plans that were to be made."""
+        return len(self._tasks)
+
+    @property
+    def unanswered(self) -> int:
+        """Of these, how many are neither found nor proven not to exist."""
+        return self.asked - sum(_is_answered(result) for result in self.results.values())
+
+    def key_of_size(self, job: FleetJobDoc, part: int, units: int) -> str:
+        """The name of a question: what a job makes of so many units, where it is alone on the cluster."""
+        if (part, units) not in self._alone:
+            self._alone[part, units] = self._shape(part, self.parts[part].together(units))
+        return self._key(job, part, units, *self._alone[part, units])
+
+    def key(self, job: FleetJobDoc, part: int, units: Sequence[Unit]) -> str:
+        """The name of a question: what a job makes of these units."""
+        return self._key(job, part, len(units), *self._shape(part, units))
+
+    def _shape(self, part: int, units: Sequence[Unit]) -> tuple[Sequence[NodeSpec], str]:
+        """(the nodes of units, what is the same of others that are as good)."""
+        each = self.parts[part]
+        if each.is_flat:
+            return (), ""
+        nodes = each.nodes_of(units)
+        number_of: dict[str, int] = {}
+        blocks = [
+            (*(number_of.setdefault(str(name), len(number_of)) for name in place), rate)
+            for *place, rate in (
+                (node.pod, (node.pod, node.leaf), node.nic_gbps_per_gpu) for node in nodes
+            )
+        ]
+        alike = [(*block, len(list(group))) for block, group in groupby(blocks)]
+        names = [node.name for node in nodes] if each.states_background else []
+        return nodes, json.dumps([alike, names])
+
+    def _key(
+        self, job: FleetJobDoc, part: int, units: int, nodes: Sequence[NodeSpec], shape: str
+    ) -> str:
+        each = self.parts[part]
         named = JobDoc.model_fields.keys() - {"name", *COST_FIELDS}
-        plain = {name: getattr(job, name) for name in JobDoc.model_fields if name in named}
-        sizes = [
-            (part, units)
-            for part, each in enumerate(parts)
+        fields = {
+            **{name: getattr(job, name) for name in JobDoc.model_fields if name in named},
+            "cluster": each.address,
+            "gpus": units * each.free.gpus_per_unit,
+            "name": "size",
+        }
+        key = json.dumps([fields, shape], sort_keys=True, default=str)
+        if key not in self._tasks:
+            task = JobDoc(**fields).model_dump(mode="json")
+            self._tasks[key] = {**task, **({CLUSTER_SPEC: each.cluster_of(nodes)} if nodes else {})}
+        return key
+
+    def make(self, keys: Sequence[str], reserve_s: float) -> None:
+        """Answers questions in this order, as far as time allows when so many seconds of it are kept."""
+        waiting = [key for key in keys if key not in self.results]
+        if not waiting:
+            return
+        tasks = [(position, self._tasks[key]) for position, key in enumerate(waiting)]
+        engine = local_engine(
+            min(self._workers, len(waiting)), self._cache, current_end_s() - reserve_s
+        )
+        for position, result in engine(_in_time(tasks, reserve_s)):
+            self.results[waiting[position]] = result
+            self._progress(len(self.results), len(self._tasks))
+
+
+def _sized_jobs(
+    jobs: Sequence[FleetJobDoc], plans: _Plans
+) -> tuple[list[SizedJob | UnplannedJob], int]:
+    """(every job with its plans, or why it has none; sizes left out for want of time)."""
+    questions = [
+        [
+            (part, units, plans.key_of_size(job, part, units))
+            for part, each in enumerate(plans.parts)
             for units in candidate_units(job, each.free.gpus_per_unit, len(each.free.units))
         ]
-        for part, units in sizes:
-            free, listed = parts[part].free, parts[part].cluster.nodes
-            fields = {
-                **plain,
-                "cluster": parts[part].address,
-                "gpus": units * free.gpus_per_unit,
-                # As many wholly free ones as the job will get, of which none is part-filled.
-                "nodes": free.node_names(units) if listed else None,
-                "name": "size",
-            }
-            key = json.dumps(fields, sort_keys=True, default=str)
-            if key not in positions:
-                positions[key] = len(tasks)
-                tasks.append((len(tasks), JobDoc(**fields).model_dump(mode="json")))
-            row.append((part, units, positions[key]))
-        questions.append(row)
-    cache = str(options.cache.absolute()) if options.cache else None
-    workers = min(options.workers or usable_cores(), max(1, len(tasks)))
+        for job in jobs
+    ]
     given_s = limit_left_s()
-    reserve_s = 0.0 if given_s is None else SHARING_SHARE * given_s
-    engine = local_engine(workers, cache, current_end_s() - reserve_s)
-    results: dict[int, dict[str, Any]] = {}
-    for position, result in (
-        engine(_in_time(_one_of_each(questions), tasks, reserve_s)) if tasks else ()
-    ):
-        results[position] = result
-        progress(len(results), len(tasks))
+    plans.make(_one_of_each(questions), 0.0 if given_s is None else SHARING_SHARE * given_s)
+    results = plans.results
     sized_jobs = []
     for job, row in zip(jobs, questions, strict=True):
-        answers = [
-            (part, units, results[position]) for part, units, position in row if position in results
-        ]
+        answers = [(part, units, results[key]) for part, units, key in row if key in results]
         sized_jobs.append(sized_job(job, answers, len(row)))
-    unplanned = len(tasks) - sum(_is_answered(result) for result in results.values())
-    return sized_jobs, len(tasks), unplanned
+    return sized_jobs, plans.unanswered
 
 
-def _one_of_each(questions: Sequence[Sequence[tuple[int, int, int]]]) -> list[int]:
-    """Positions of the questions, each job's smallest size first, then each one's next."""
-    rows = (sorted(row, key=itemgetter(1)) for row in questions)
-    turns = ((turn, position) for row in rows for turn, (*_, position) in enumerate(row))
-    return list(dict.fromkeys(position for _, position in sorted(turns)))
+def _one_of_each(questions: Sequence[Sequence[tuple[int, int, str]]]) -> list[str]:
+    """Names of the questions, each job's smallest size first, then each one's next."""
+    rows = [sorted(row, key=itemgetter(1)) for row in questions]
+    turns = chain.from_iterable(zip_longest(*rows))
+    return list(dict.fromkeys(question[2] for question in turns if question is not None))
 
 
-def _in_time(positions: Sequence[int], tasks: Sequence[Task], reserve_s: float) -> Iterator[Task]:
+def _in_time(tasks: Iterable[Task], reserve_s: float) -> Iterator[Task]:
     """The tasks in this order, while planning has time; two at once wait for each process."""
-    for position in positions:
-        left_s = limit_left_s()
-        if left_s is None:
-            yield tasks[position]
+    for position, fields in tasks:
+        remaining_s = limit_left_s()
+        if remaining_s is None:
+            yield position, fields
             continue
-        if left_s <= reserve_s:
+        if remaining_s <= reserve_s:
             return
-        fields = {**tasks[position][1], "time_limit": (left_s - reserve_s) / 2}
-        yield position, fields
+        yield position, {**fields, "time_limit": (remaining_s - reserve_s) / 2}
 
 
 def _is_answered(result: Mapping[str, Any]) -> bool:
@@ -896,6 +1063,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
             "bound": solution.bound if complete else None,
             "gap": solution.gap if complete else None,
             "status": "optimal" if complete and solution.proven else "feasible",
+            "on_nodes": fleet.placed_value,
         },
         "sizes_left_out": fleet.unplanned,
         "sizes_not_proven": fleet.unproven,
@@ -932,14 +1100,16 @@ def _job_row(fleet: Fleet, index: int) -> dict[str, Any]:
         "nodes": [name for unit in units for name in unit.nodes],
     }
     if size is not None:
-        row = size.result["row"]
+        placed = fleet.placed[index]
+        row = (placed or size.result)["row"]
         fields |= {
             "status": "runs",
             "part": part.name or None,
             "gpus": size.units * part.free.gpus_per_unit,
-            "tokens_per_s": size.tokens_per_s,
-            "share_of_best": size.tokens_per_s / job.best_tokens_per_s,
+            "tokens_per_s": row["tokens_per_s"],
+            "share_of_best": row["tokens_per_s"] / job.best_tokens_per_s,
             "step_time_s": row.get("step_time_s"),
+            "reason": "" if placed else NOT_PLANNED_THERE,
             **{name: row.get(name) for name in ("mfu", "optimizer_offload", "host_memory_gib")},
         }
         cost = cost_figures(Budget.of(vars(job.job)), fields, part.cluster)
@@ -974,36 +1144,29 @@ def fleet_files(fleet: Fleet) -> dict[str, str]:
     }
     if fleet.objective != "throughput":
         files["gantt.svg"] = gantt_svg(document)
-    for index, job in enumerate(fleet.jobs):
-        size, _, part, units = fleet.outcome(index)
-        if size is not None:
-            plan = _plan_on_units(part.cluster, size.result["files"], units)
+    for index, (job, result) in enumerate(zip(fleet.jobs, fleet.placed, strict=True)):
+        if result is not None:
+            _, _, part, units = fleet.outcome(index)
+            plan = _plan_on_units(part, result["files"], units)
             for name, text in plan_files(plan).items():
                 files[f"plans/{job.job.name}/{name}"] = text
     return files
 
 
-def _plan_on_units(cluster: ClusterSpec, files: Mapping[str, str], units: Sequence[Unit]) -> Plan:
-    """The plan of a size, on the nodes that the job got."""
+def _plan_on_units(part: FleetPart, files: Mapping[str, str], units: Sequence[Unit]) -> Plan:
+    """A plan on units of this shape, on those that the job got."""
     plan = Plan.model_validate(yaml.safe_load(files["plan.yaml"]))
-    nodes = tuple(
-        NodeSpec(name=name, leaf=unit.leaf, pod=unit.pod)
-        if cluster.nodes or cluster.levels
-        else NodeSpec(name=name)
-        for unit in units
-        for name in unit.nodes
-    )
-    fields = {"nodes": nodes, "gpus": len(nodes) * cluster.gpus_per_node, "elastic": False}
-    inputs = plan.inputs.model_copy(update={"cluster": cluster.model_copy(update=fields)})
-    mapping = plan.mapping
-    if mapping is not None and mapping.ranks is not None:
-        # Planned on other nodes of the list; in their order they are those of the job.
-        used = sorted({node for node, _ in mapping.ranks})
-        turn = {node: index for index, node in enumerate(used)}
-        ranks = [(turn[node], gpu) for node, gpu in mapping.ranks]
-        mapping = mapping.model_copy(update={"ranks": ranks})
-    plan = plan.model_copy(update={"inputs": inputs, "mapping": mapping})
-    if mapping is not None and plan.layout is not None:
+    if part.states_background:
+        return plan
+    nodes = part.nodes_of(units)
+    planned = plan.inputs.cluster
+    name_of = {node_name(planned, index): node.name for index, node in enumerate(nodes)}
+    inputs = plan.inputs.model_copy(update={"cluster": part.cluster_of(nodes)})
+    plan = plan.model_copy(update={"inputs": inputs})
+    if plan.idle is not None:
+        names = [name_of[name] for name in plan.idle.nodes]
+        plan = plan.model_copy(update={"idle": plan.idle.model_copy(update={"nodes": names})})
+    if plan.mapping is not None and plan.layout is not None:
         # What holds it back names a node or a leaf.
         priced = priced_of(plan)
         execution = priced.execution.of_layout(priced.layout)

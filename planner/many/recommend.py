@@ -58,7 +58,7 @@ class SizeRequest:
     most_gpus: int | None = None
     """That may be taken; all of the cluster's when None."""
     sizes: Sequence[int] = ()
-    """GPUs to sweep over; halvings of the largest when empty."""
+    """GPUs to sweep over; halvings of the largest, and sizes between them, when empty."""
     reserves_gib: Sequence[float] = ()
     """HBM kept free beside none, for the sweep: each makes plans of its own."""
     workers: int | None = None
@@ -308,7 +308,7 @@ def sweep_svg(answer: Recommendation) -> str:
 
 Progress = Callable[[str], None]
 SWEEP_STEPS = 12
-"""Sizes of a sweep: this many halvings of the largest one, at most."""
+"""Sizes of a sweep: this many halvings of the largest one, at most, beside those between them."""
 
 
 def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
@@ -448,17 +448,18 @@ class _SizePlanner:
     def _swept(self, name: str) -> Sequence[int]:
         if isinstance(self._clusters[name], MixedClusterSpec):
             return self._sizes(name)
-        return sorted(set(self._request.sizes)) or self._halvings(name)
+        return sorted(set(self._request.sizes)) or self._spread(name)
 
-    def _halvings(self, name: str) -> list[int]:
-        sizes = self._sizes(name)
-        halvings = {sizes[-1]}
-        for step in range(1, SWEEP_STEPS):
-            halvings.add(sizes[bisect_left(sizes, sizes[-1] / 2**step)])
-        return sorted(halvings)
+    def _spread(self, name: str) -> list[int]:
+        """Halvings of the largest size, and of three quarters of it as long as these are whole nodes."""
+        sizes, cluster = self._sizes(name), self._clusters[name]
+        per_node = 1 if isinstance(cluster, MixedClusterSpec) else cluster.gpus_per_node
+        halvings = [sizes[-1] / 2**step for step in range(SWEEP_STEPS)]
+        between = [size * 0.75 for size in halvings if size * 0.75 >= per_node]
+        return sorted({sizes[bisect_left(sizes, size)] for size in [*halvings, *between]})
 
     def _sizes(self, name: str) -> list[int]:
-        """Parts of a node that divide it, then whole nodes; between part-filled nodes what all of them divide
+        """Any number of GPUs of one node, then whole nodes; between part-filled nodes what all of them divide
         into; and the most there are. Parts of a mixed cluster are taken together.
         """
         cluster = self._clusters[name]
@@ -466,9 +467,8 @@ class _SizePlanner:
             return [cluster.gpus]
         per_node = cluster.gpus_per_node
         limit = min(self._request.most_gpus or cluster.gpus, cluster.gpus)
-        parts = {size for size in range(1, per_node) if per_node % size == 0}
         step = gcd(per_node, *(node.free_gpus or 0 for node in cluster.nodes))
-        sizes = parts | {*range(step, limit, step), limit}
+        sizes = {*range(1, per_node), *range(step, limit, step), limit}
         return sorted(size for size in sizes if size <= limit)
 
     def _plan(self, name: str, size: int) -> SizedPlan:

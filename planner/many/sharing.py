@@ -32,6 +32,7 @@ from pydantic import Field
 
 from meshwright.cluster_specs.allocation import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.tiers import free_of
 from meshwright.errors import InfeasibleError, InputError, OutOfTimeError, near_miss
 from meshwright.planner.drawing import counted
 from meshwright.planner.many.jobs import Job, JobDoc, read_jobs
@@ -226,10 +227,6 @@ class FreeUnits:
     gpus_per_unit: int
     units: tuple[Unit, ...]
 
-    def node_names(self, units: int) -> tuple[str, ...]:
-        """Nodes of the first so many units."""
-        return tuple(name for unit in self.units[:units] for name in unit.nodes)
-
     @property
     def by_leaf(self) -> dict[str, list[int]]:
         """Units by leaf, as indices into `units`."""
@@ -293,26 +290,27 @@ def free_units(cluster: ClusterSpec, gpus: int, busy: Collection[str] = ()) -> F
 
 
 def _nodes(cluster: ClusterSpec, gpus: int) -> list[_Node]:
-    """The nodes of a cluster; of a kind of node those of the first GPUs."""
-    if cluster.nodes:
-        return list(_listed_nodes(cluster))
+    """The nodes of a cluster; of a kind of node those of the first GPUs.
+
+    Where no leaf is named, they fill the levels in turn.
+    """
     per_node = cluster.gpus_per_node
+    if cluster.nodes and (not cluster.levels or any(node.leaf for node in cluster.nodes)):
+        return [
+            _Node(node.name, free_of(node, per_node), node.leaf or "fabric", node.pod or "fabric")
+            for node in cluster.nodes
+        ]
     blocks = [level.gpus for level in cluster.levels[:-1]] or [cluster.gpus]
     leaf_gpus = blocks[0]
     pod_gpus = blocks[1] if len(blocks) > 1 else cluster.gpus
     nodes = []
-    for index in range(-(-gpus // per_node)):
+    for index in range(len(cluster.nodes) or -(-gpus // per_node)):
         first_gpu = index * per_node
         leaf = f"leaf-{first_gpu // leaf_gpus + 1:03d}"
         pod = f"pod-{first_gpu // pod_gpus + 1:02d}"
-        nodes.append(_Node(node_name(cluster, index), per_node, leaf, pod))
+        free = free_of(cluster.nodes[index], per_node) if cluster.nodes else per_node
+        nodes.append(_Node(node_name(cluster, index), free, leaf, pod))
     return nodes
-
-
-def _listed_nodes(cluster: ClusterSpec) -> Iterator[_Node]:
-    for node in cluster.nodes:
-        free = cluster.gpus_per_node if node.free_gpus is None else node.free_gpus
-        yield _Node(node.name, free, node.leaf or "fabric", node.pod or "fabric")
 
 
 # Schedules made job by job: what CP-SAT starts from, and often all there is to find.

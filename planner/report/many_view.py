@@ -188,6 +188,12 @@ def _objective(document: Document) -> str:
         "makespan": f"all done after {hours(value)}, {proof}",
         "deadlines": f"all done after {hours(value)}; time past deadlines comes first; {proof}",
     }
+    placed = objective["on_nodes"]
+    if placed is not None and abs(placed - value) > NOTABLE_SHARE * abs(value):
+        shown = f"{placed:.4g}" if objective["name"] == "throughput" else hours(placed)
+        results = {
+            name: f"{words}; {shown} on the nodes that jobs got" for name, words in results.items()
+        }
     blocks = [
         f"{part['units_used']} of {part['units']} blocks of {part['gpus_per_unit']} GPUs"
         + (f" of {part['name']}" if len(document["parts"]) > 1 else "")
@@ -197,6 +203,8 @@ def _objective(document: Document) -> str:
     return f"{planned} on {' and '.join(blocks)}: {results[objective['name']]}."
 
 
+NOTABLE_SHARE = 0.001
+"""By which plans on the nodes that jobs got must differ from those of sizes to be spoken of."""
 _ON_ONE_PART = "Each job is on one part: pipelines through several parts are not looked at."
 
 

@@ -45,6 +45,8 @@ def test_an_example_parses_and_is_shown(name: str) -> None:
     ("option", "value", "words"),
     [
         ("--seq-len", "4k", "'4k' is not a whole number: write 4000 or 4096."),
+        ("--seq-len", "0x100", "'0x100' is not a whole number: write 256."),
+        ("--gpu-hour-price", "$2.50", "'$2.50' is not a number: write 2.50."),
         ("--global-batch", "1e3", "'1e3' is not a whole number: write 1000."),
         ("--tokens", "15T", "'15T' is not a number: write 15e12."),
         ("--reserve-gib", "5GB", "'5GB' is not a number: write its digits alone, without a unit."),

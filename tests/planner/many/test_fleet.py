@@ -554,3 +554,94 @@ def test_plans_on_listed_nodes_hold_where_one_is_part_filled(tmp_path: Path) -> 
     for name in "ab":
         held = CliRunner().invoke(main, ["verify", str(tmp_path / f"out/plans/{name}")])
         assert held.exit_code == 0, held.output
+
+
+def random_cluster(chance: random.Random) -> dict[str, Any]:
+    """A cluster file: listed nodes, some part-filled, slower or behind busy links; with or without leaves."""
+    per_leaf, leaves_per_pod = chance.choice([2, 4]), chance.choice([1, 2, 3])
+    leaves = chance.randint(2, 6)
+    size = 8 * per_leaf
+    levels: list[dict[str, Any]] = [
+        {"name": "leaf", "gpus": size},
+        {"name": "pod", "gpus": size * leaves_per_pod, "oversubscription": chance.choice([1, 3])},
+        {"name": "core", "gpus": size * leaves_per_pod * leaves, "oversubscription": 3},
+    ]
+    if leaves_per_pod == 1:
+        del levels[1]
+    nodes: list[dict[str, Any]] = []
+    has_leaves = chance.random() < 0.8
+    for index in range(per_leaf * leaves):
+        node: dict[str, Any] = {"name": f"n{index}"}
+        if has_leaves:
+            node["leaf"] = f"l{index // per_leaf}"
+            if len(levels) == 3:
+                node["pod"] = f"p{index // per_leaf // leaves_per_pod}"
+        if chance.random() < 0.15:
+            node["free_gpus"] = chance.choice([0, 3, 4])
+        if chance.random() < 0.05:
+            node["nic_gbps_per_gpu"] = 200
+        nodes.append(node)
+    if chance.random() < 0.25:
+        levels[0]["background"] = 0.3
+    chance.shuffle(nodes) if has_leaves else None
+    return {"name": "c", "base": "dgx-h100", "levels": levels, "nodes": nodes}
+
+
+CATALOG = {
+    "superpod-h100": 640, "superpod-a100": 480, "llama3-24k": 96, "h100-leaf-3to1": 640,
+    "dragonfly-4096": 192, "gb200-nvl72": 288, "dgx-h100": 96, "mi300x": 64, "l40s-pcie": 32,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 40))]
+)
+def test_every_plan_that_a_fleet_writes_holds(seed: int, tmp_path: Path, kept: Path) -> None:
+    """Plans were made on as many GPUs of an empty cluster, and written with the nodes that jobs got: prices,
+    levels and idle nodes were those of others, and several levels ended in an internal error.
+    """
+    chance = random.Random(seed)
+    cluster, gpus = str(tmp_path / "cluster.yaml"), None
+    if seed % 2:
+        cluster = chance.choice(list(CATALOG))
+        gpus = CATALOG[cluster]
+    else:
+        Path(cluster).write_text(yaml.safe_dump(random_cluster(chance)), encoding="utf-8")
+    blocks = [1, 2, 3, 5] if cluster != "gb200-nvl72" else [9]
+    jobs = [
+        {
+            "name": name,
+            "model": chance.choice(["llama-3-8b", "qwen3-8b", "gpt-oss-20b"]),
+            "gpus": 8 * chance.choice(blocks),
+            "may_wait": True,
+        }
+        for name in "abc"
+    ]
+    jobs[0] |= {"min_gpus": jobs[0]["gpus"], "max_gpus": 12 * jobs[0].pop("gpus")}
+    defaults = {**FLEET["defaults"], "pin": "micro_batch=1,cp=1", "tokens": 1e9}
+    path = tmp_path / "jobs.yaml"
+    path.write_text(yaml.safe_dump({"defaults": defaults, "jobs": jobs}), encoding="utf-8")
+    line = ["fleet", str(path), "--cluster", cluster, "--workers", "1", "--cache", str(kept)]
+    line += ["--gpus", str(gpus)] if gpus else []
+    line += ["--objective", chance.choice(["throughput", "makespan"]), "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(main, [*line, "--json"])
+    assert done.exit_code in (0, 1), done.output
+    document = json.loads(done.stdout)
+    running = [row for row in document["jobs"] if row["nodes"]]
+    assert running
+    for row in running:
+        folder = tmp_path / "out/plans" / row["name"]
+        held = CliRunner().invoke(main, ["verify", str(folder)])
+        assert held.exit_code == 0, (seed, cluster, row["name"], held.output)
+        plan = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))
+        assert plan["objective"]["step_time_s"] == row["step_time_s"]
+        hosts = (folder / "hostfile").read_text(encoding="utf-8").split()
+        assert {name for name in row["nodes"] if name in hosts} | set(
+            (plan["idle"] or {"nodes": []})["nodes"]
+        ) == set(row["nodes"])
+    ends: dict[str, float] = {}
+    for row in sorted(running, key=lambda row: row["start_s"] or 0.0):
+        for node in row["nodes"] if row["end_s"] else ():
+            assert row["start_s"] >= ends.get(node, 0.0)
+            ends[node] = row["end_s"]

@@ -27,7 +27,7 @@ from meshwright.planner.request.choices import WITHOUT
 PINS = "micro_batch=1,cp=1,pp=1,zero_stage=1"
 PLAN = {"global_batch": 64, "seq_len": 2048, "pin": PINS, "without": WITHOUT}
 """Few layouts and one execution."""
-SIZES = (1, 2, 4, 8, 16, 24)
+SIZES = (*range(1, 9), 16, 24)
 
 
 def quiet(_: str) -> None:
@@ -101,6 +101,17 @@ def test_the_fewest_of_which_none_is_idle_are_those_of_trying_all(kept: Path) ->
         assert [each.gpus for each in answer.reached] == ([] if fewest is None else [fewest])
         proven = recommendation_document(answer)["proven_fewest"]
         assert proven == ({} if fewest is None else {"dgx-h100": True})
+
+
+def test_numbers_of_gpus_that_do_not_divide_a_node_are_tried(kept: Path) -> None:
+    """60 sequences: six of a node's GPUs have a plan that four do not reach; eight were recommended."""
+    plan = {**PLAN, "global_batch": 60}
+    fields = {**plan, "name": "x", "model": "llama-3-8b", "cluster": "dgx-h100"}
+    step_s = [do_job({**fields, "gpus": n}, str(kept))["row"]["step_time_s"] for n in range(2, 9)]
+    assert step_s == sorted(step_s, reverse=True)
+    for target_s in (step_s[4], 1.01 * step_s[3], 0.99 * step_s[2]):
+        (point,) = plan_sizes(wish(kept, plan=plan, step_time_s=target_s), quiet).reached
+        assert point.gpus == 2 + min(k for k, took_s in enumerate(step_s) if took_s <= target_s)
 
 
 def test_tokens_per_second_are_a_step_time(kept: Path, step_s: dict[int, float]) -> None:
