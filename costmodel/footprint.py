@@ -1066,6 +1066,33 @@ def main_layer_rooms(
     unlike = unlike_rooms(workload, layout, limit_gib)
     if unlike is not None:
         return unlike.most_layers()
+    return layer_rooms(workload, layout, limit_gib, in_front).most
+
+
+def layer_rooms(
+    workload: Workload,
+    layout: Layout,
+    limit_gib: float,
+    in_front: NDArray[np.bool_] | None = None,
+) -> LayerRooms:
+    """`main_layer_rooms` of a model whose main layers hold equal bytes, and what a first virtual stage takes.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        Layouts of shape [n].
+    limit_gib : float
+        What a rank may hold, GiB, above 0.
+    in_front : array of bool, shape [n], optional
+        As `main_layer_rooms` takes it.
+
+    Returns
+    -------
+    LayerRooms
+        Of n layouts.
+    """
     saved = saved_activations(workload, layout)
     layer = layer_bytes(workload, layout, saved)
     pp, vpp, per_stage, fixed, flying = _beside_layers_on_ranks(workload, layout, saved)
@@ -1085,8 +1112,69 @@ def main_layer_rooms(
     large = np.maximum(layer.states[:, None] + layer.saved[:, None] * flying, 1.0)
     beyond = recomputed + (room - recomputed * small) / large
     layers = np.where(room < recomputed * small, room / small, beyond)
-    layers = np.floor(np.maximum(layers, 0.0) * (1 + ROUNDING))
-    return np.asarray(np.where(np.arange(fixed.shape[1]) < pp[:, None], layers, 0.0))
+    layers = np.maximum(layers, 0.0) * (1 + ROUNDING)
+    excess = first_chunk_excess(layout) * (1 - ROUNDING) / large[:, 0]
+    return LayerRooms(
+        np.where(np.arange(fixed.shape[1]) < pp[:, None], np.floor(layers), 0.0),
+        layers[:, 0],
+        excess * layer.saved,
+        excess * smaller,
+        per_stage,
+    )
+
+
+class LayerRooms(NamedTuple):
+    """An upper bound on the main layers that pipeline ranks of layouts [n] can hold."""
+
+    most: NDArray[np.float64]
+    """Of every rank, [n, ranks]."""
+    first: NDArray[np.float64]
+    """Of rank 0 before rounding, [n]."""
+    more: NDArray[np.float64]
+    """Layers beyond one, at the least, for which a layer of the first virtual stage counts: its activations
+    are of more micro-batches (`schedules.first_chunk_excess`), [n].
+    """
+    more_again: NDArray[np.float64]
+    """The same of a layer that is recomputed in full, [n]."""
+    recomputed: NDArray[np.int64]
+    """Layers of every virtual stage that are recomputed in full, [n]."""
+
+    def take(self, rows: NDArray[np.int64]) -> LayerRooms:
+        """Those of some layouts.
+
+        Parameters
+        ----------
+        rows : array of int, shape [k]
+            Which layouts, 0 to n - 1.
+
+        Returns
+        -------
+        LayerRooms
+            Of k layouts.
+        """
+        return LayerRooms(*(column[rows] for column in self))
+
+    def hold(
+        self, main_layers: NDArray[np.float64], in_first: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Whether ranks may have room for all of their layers; where that is False, they have not.
+
+        Parameters
+        ----------
+        main_layers : array of float, shape [splits, ranks]
+            Of each rank of some splits.
+        in_first : array of float, shape [splits]
+            Main layers of the first virtual stage.
+
+        Returns
+        -------
+        array of bool, shape [splits, n]
+            Of each split and layout.
+        """
+        roomy = main_layers[:, None] <= self.most[None, :, : main_layers.shape[1]]
+        again = np.minimum(in_first[:, None], self.recomputed)
+        taken = main_layers[:, :1] + self.more * (in_first[:, None] - again)
+        return np.asarray(roomy.all(axis=2) & (taken + self.more_again * again <= self.first))
 
 
 class _OnRanks(NamedTuple):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.layer_context import Context, Parts, add
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
-from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
+from meshwright.costmodel.layout import ROUNDING, Floats, Ints, Layout, Recompute
 from meshwright.costmodel.schedules import Schedule, bubble_share, has_trait, is_v_shaped
 from meshwright.model_specs.blocks import AHEAD
 from meshwright.model_specs.schema import ModelSpec
@@ -447,8 +447,9 @@ def least_busiest_in_rooms_s(
     """`least_busiest_s` where each rank has room for a limited number of layers.
 
     Derived here: in less than (k + 1) t every rank gets k layers at most, and one with something besides at
-    most those that begin before (k + 1) t less that: the least k for which this makes L bounds the busiest
-    rank by k t.
+    most those that begin before (k + 1) t less that. With the least k for which this makes L the busiest rank
+    takes k t, or as long as a rank with something besides and some layers, where that lies between: the
+    least of these in which L find a place.
 
     Parameters
     ----------
@@ -493,7 +494,19 @@ def least_busiest_in_rooms_s(
         sufficient = _placed(middle) >= layers
         low = np.where(sufficient, low, middle)
         high = np.where(sufficient, middle, high)
-    return np.asarray(np.where(possible, high * t[:, 0], np.inf))
+    least_s = high * t[:, 0]
+    # Columns of the two ranks that may have something besides; one rank counts once.
+    columns = np.stack([np.zeros(shape, dtype=np.int64), with_end[:, 0]], axis=1)
+    end_beside, room = (np.take_along_axis(values, columns, axis=1) for values in (beside, rooms))
+    most = np.clip(np.ceil(high[:, None] + 1 - end_beside / t) - 1, 0, None)
+    ends_s = (end_beside + most * t) * (1 - ROUNDING)
+    is_later = (end_beside > 0) & (most > 0) & (most <= room) & (ends_s > least_s[:, None])
+    is_later[:, 1] &= columns[:, 1] > 0
+    missing = layers - (_placed(high) - is_later.sum(axis=1))
+    ends_s = np.sort(np.where(is_later, ends_s, np.inf), axis=1)
+    least_s = np.where(missing > 0, ends_s[:, 0], least_s)
+    least_s = np.where(missing > 1, ends_s[:, 1], least_s)
+    return np.asarray(np.where(possible, least_s, np.inf))
 
 
 _FINENESS = 2.0**-10

@@ -647,7 +647,7 @@ class ModelSpec(ClosedDocument):
 
     _reuses: bool = PrivateAttr(default=False)
 
-    @property
+    @cached_property
     def reuses(self) -> bool:
         """Whether it is one of `kinds_apart` whose layers reuse what an earlier layer made."""
         return self._reuses
@@ -706,7 +706,7 @@ class ModelSpec(ClosedDocument):
             return (self.attention_shares,)
         return tuple(self._shares_of(letter) for letter in self.kinds_apart)
 
-    @property
+    @cached_property
     def attention_shares(self) -> AttentionShares:
         """Attention of each kind in the mean of the layers that have attention."""
         if self.kinds_apart:

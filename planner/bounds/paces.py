@@ -23,12 +23,13 @@ from meshwright.costmodel.activations import saved_activations
 from meshwright.costmodel.estimate import LayerCosts, stage_memory_gib
 from meshwright.costmodel.footprint import (
     GIB,
+    LayerRooms,
     UnlikeRooms,
     first_chunk_gib,
     layer_bytes,
+    layer_rooms,
     least_held,
     least_in_parts,
-    main_layer_rooms,
     offloaded_states_gib,
     unlike_layer_bytes,
     unlike_rooms,
@@ -546,6 +547,8 @@ class _Splits(NamedTuple):
     """How often each split has each set, [splits, sets]."""
     main_layers: FloatArray
     """Of each rank, leading dense ones left out, [splits, pp]."""
+    in_first: FloatArray
+    """The same of the first virtual stage of rank 0, [splits]."""
 
 
 class ChunkTimes(NamedTuple):
@@ -640,8 +643,7 @@ def least_level_pace_s(
     workload: Workload,
     layouts: Layout,
     times: ChunkTimes | UnlikeTimes,
-    rooms: FloatArray | None = None,
-    unlike: UnlikeRooms | None = None,
+    rooms: LayerRooms | UnlikeRooms | None = None,
 ) -> FloatArray:
     """The least sum_v max_r t_vr of the splits that a search looks at, where ranks are in step.
 
@@ -658,9 +660,7 @@ def least_level_pace_s(
     times
         Of the layouts.
     rooms
-        Main layers that each rank has room for, [n, ranks]; without a limit by default.
-    unlike
-        What ranks have room for where layers hold unlike bytes, of the n layouts; in place of `rooms`.
+        What ranks of the n layouts have room for; without a limit by default.
 
     Returns
     -------
@@ -679,8 +679,7 @@ def least_level_pace_s(
             workload,
             layouts.take(own),
             times.take(own),
-            None if rooms is None else rooms[own],
-            None if unlike is None else unlike.take(own),
+            None if rooms is None else rooms.take(own),
         )
         return pace_s
     values, back = np.unique(pp[own] * _MOST_STAGES + vpp[own], return_inverse=True)
@@ -693,11 +692,9 @@ def least_level_pace_s(
         seconds = splits.chunks @ np.stack(times.take(rows))
         slowest_s = np.maximum.reduceat(seconds[splits.rounds], splits.starts, axis=0)
         paces_s = splits.counts @ slowest_s
-        if rooms is not None:
-            roomy = (
-                splits.main_layers[:, None, :] <= rooms[None, rows, : splits.main_layers.shape[1]]
-            )
-            paces_s = np.where(roomy.all(axis=2), paces_s, np.inf)
+        if isinstance(rooms, LayerRooms):
+            holds = rooms.take(rows).hold(splits.main_layers, splits.in_first)
+            paces_s = np.where(holds, paces_s, np.inf)
         pace_s[rows] = paces_s.min(axis=0) * (1 - _ROUNDING)
     return pace_s
 
@@ -706,8 +703,7 @@ def _least_of_unlike_s(
     workload: Workload,
     layouts: Layout,
     times: UnlikeTimes,
-    rooms: FloatArray | None,
-    unlike: UnlikeRooms | None,
+    rooms: LayerRooms | UnlikeRooms | None,
 ) -> FloatArray:
     """`least_level_pace_s` of unlike layers in several virtual stages, [n]."""
     shape = layouts.broadcast_shape()
@@ -727,12 +723,11 @@ def _least_of_unlike_s(
             continue
         seconds = splits.ranks @ np.concatenate([times.work_s[:, rows], times.fill_s[:, rows]])
         slowest_s = np.maximum.reduceat(seconds[splits.rows], splits.starts, axis=0)
-        if unlike is not None:
-            slowest_s = np.where(unlike.take(rows).hold(splits.sizes), slowest_s, np.inf)
+        if isinstance(rooms, UnlikeRooms):
+            slowest_s = np.where(rooms.take(rows).hold(splits.sizes), slowest_s, np.inf)
         elif rooms is not None:
-            own_rooms = rooms[rows, : splits.main_layers.shape[1]]
-            roomy = splits.main_layers[:, None, :] <= own_rooms[None]
-            slowest_s = np.where(roomy.all(axis=2), slowest_s, np.inf)
+            holds = rooms.take(rows).hold(splits.main_layers, splits.in_first)
+            slowest_s = np.where(holds, slowest_s, np.inf)
         pace_s[rows] = slowest_s.min(axis=0) * (1 - _ROUNDING)
     return pace_s
 
@@ -764,7 +759,8 @@ class _UnlikeSplits(NamedTuple):
     starts: IntArray
     """Where each split begins, [splits]."""
     main_layers: FloatArray
-    """Of each rank, leading dense ones left out, [splits, pp]."""
+    in_first: FloatArray
+    """As `_Splits` has them."""
     sizes: IntArray
     """Layers of each virtual stage, [splits, virtual stages, pp]."""
 
@@ -794,12 +790,13 @@ def _unlike_splits(
     stays = ~np.any(covered & (~equal | later), axis=2)
     distinct, back = np.unique(ranks[stays], axis=0, return_inverse=True)
     counts = stays.sum(axis=1)
-    main_layers = np.clip(first + sizes - leading, 0, sizes).sum(axis=1)
+    main_layers = np.clip(first + sizes - leading, 0, sizes).astype(np.float64)
     return _UnlikeSplits(
         distinct,
         back.reshape(-1),
         np.cumsum(counts) - counts,
-        main_layers.astype(np.float64),
+        main_layers.sum(axis=1),
+        main_layers[:, 0, 0],
         sizes,
     )
 
@@ -854,6 +851,7 @@ def _splits(pipeline: _Pipeline) -> _Splits | None:
         starts=np.cumsum(sizes) - sizes,
         counts=counts.astype(np.float64),
         main_layers=np.array(main_layers, dtype=np.float64),
+        in_first=np.array([max(stages[0][0] - leading, 0.0) for stages in found]),
     )
 
 
@@ -938,13 +936,15 @@ def busiest_in_rooms_s(
         rows = np.flatnonzero(fewest >= 0)
         recomputed = replace(layouts.take(rows), recompute_layers=largest[rows])
         in_front = None if front is None else front.is_of[rows]
-        rooms, unlike = _rooms(workload, recomputed, limit_gib, in_front)
-        rooms = np.where(mirrored[rows], float(main_layers), rooms)
+        rooms = _rooms(workload, recomputed, limit_gib, in_front)
+        most = rooms.most if isinstance(rooms, LayerRooms) else rooms.most_layers()
+        most = np.where(mirrored[rows], float(main_layers), most)
+        most[_lacks_room_for_one(recomputed, most, leading)] = 0.0
         mappings = np.flatnonzero(np.isin(owner, rows))
         owners, mapping_again_s = owner[mappings], again_s[mappings]
         every, each = fewest[owners] == ALL_LAYERS, seconds.take(mappings)
         own_rows = np.searchsorted(rows, owners)
-        own_rooms = rooms[own_rows]
+        own_rooms = most[own_rows]
         busiest_s = least_busiest_in_rooms_s(
             own_rooms,
             main_layers,
@@ -962,8 +962,7 @@ def busiest_in_rooms_s(
         else:
             more_s = np.where(every, own_again_s, 0.0)
             each = each._replace(dense_s=each.dense_s + more_s, moe_s=each.moe_s + more_s)
-        own_unlike = None if unlike is None else unlike.take(own_rows)
-        pace_s = least_level_pace_s(workload, own_layouts, each, own_rooms, own_unlike)
+        pace_s = least_level_pace_s(workload, own_layouts, each, rooms.take(own_rows))
         if isinstance(each, UnlikeTimes):
             in_order_s = _in_order_and_rooms_s(workload, own_layouts, each, leading + own_rooms)
             pace_s = np.maximum(pace_s, in_order_s)
@@ -980,12 +979,21 @@ def busiest_in_rooms_s(
 
 def _rooms(
     workload: Workload, layouts: Layout, limit_gib: float, in_front: NDArray[np.bool_] | None
-) -> tuple[FloatArray, UnlikeRooms | None]:
-    """Main layers that each rank has room for, [n, ranks], and what decides that where bytes are unlike."""
+) -> LayerRooms | UnlikeRooms:
+    """What ranks have room for."""
     unlike = unlike_rooms(workload, layouts, limit_gib)
-    if unlike is not None:
-        return unlike.most_layers(), unlike
-    return main_layer_rooms(workload, layouts, limit_gib, in_front), None
+    return unlike or layer_rooms(workload, layouts, limit_gib, in_front)
+
+
+def _lacks_room_for_one(layouts: Layout, most: FloatArray, leading: int) -> NDArray[np.bool_]:
+    """Layouts of one virtual stage a rank in which some rank has no room for a main layer, [n].
+
+    Every rank has a layer, and one behind as many ranks as there are leading layers has a main one.
+    """
+    rank, pp = np.arange(most.shape[1]), np.asarray(layouts.pp)
+    needs_one = (rank >= leading) & (rank < pp[..., None])
+    lacks = np.any(needs_one & (most < 1), axis=1)
+    return np.asarray(lacks & (np.asarray(layouts.vpp) == 1))
 
 
 class _Front(NamedTuple):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.footprint import LayerRooms
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.schedules import Schedule
 from meshwright.costmodel.workload import Workload
@@ -58,7 +59,10 @@ def least(
     row = [np.array([value]) for value in (pp, vpp, 8, int(schedule))]
     layouts = Layout(pp=row[0], vpp=row[1], num_micro_batches=row[2], schedule=row[3])
     times = ChunkTimes(*(np.array([each]) for each in seconds))
-    table = None if rooms is None else np.array([rooms], dtype=np.float64)
+    table = None
+    if rooms is not None:
+        most, no_more = np.array([rooms], dtype=np.float64), np.zeros(1)
+        table = LayerRooms(most, most[:, 0], no_more, no_more, no_more.astype(np.int64))
     return float(least_level_pace_s(workload, layouts, times, table)[0])
 
 

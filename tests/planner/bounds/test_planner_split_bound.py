@@ -10,20 +10,30 @@ from math import inf
 import numpy as np
 import pytest
 
-from meshwright.costmodel.footprint import main_layer_rooms, stage_memory_gib, usable_hbm_gib
-from meshwright.costmodel.layout import Recompute
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.footprint import (
+    layer_rooms,
+    main_layer_rooms,
+    stage_memory_gib,
+    usable_hbm_gib,
+)
+from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.rank_load import least_busiest_in_rooms_s
+from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.blocks import MoeSpec
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.layer_split import (
     ALL_LAYERS,
     SplitCosts,
     balanced_stages,
     least_busiest_rank_s,
+    level_splits,
 )
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.space import space_of
+from tests.planner.bounds.test_level_pace import main_layers
 from tests.planner.search.test_planner_optimum import cluster, request, step_times
 
 
@@ -83,10 +93,9 @@ def test_a_rank_without_room_for_its_layer_leaves_nothing() -> None:
     assert least_busiest_rank_s(costs, [[4], [4]]) == 2.0
 
 
-def test_the_bound_of_many_layouts_at_once_is_below_every_split() -> None:
+def test_the_bound_of_many_layouts_at_once_is_that_of_the_best_split() -> None:
     chance = random.Random(5)
-    tight = 0
-    for _ in range(200):
+    for _ in range(400):
         ranks, layers = chance.randint(1, 4), chance.randint(2, 9)
         rooms = [chance.randint(0, layers) for _ in range(ranks)]
         layer_s, end_s, at = (
@@ -114,8 +123,9 @@ def test_the_bound_of_many_layouts_at_once_is_below_every_split() -> None:
         bound = float(bounds[0])
         assert bound <= best * (1 + 1e-12)
         assert (bound == inf) == (best == inf)
-        tight += bound > 0.999 * best
-    assert tight > 60
+        # A rank that holds no layer may take longer than the bound counts.
+        if max(first_s, end_s) <= bound:
+            assert bound >= best * (1 - 1e-8)
 
 
 def test_no_rank_of_a_split_that_fits_holds_more_than_its_room() -> None:
@@ -214,3 +224,43 @@ def main_layers_beside_leading(seed: int) -> int:
                 assert counts[0] - model.dense_layers <= rooms[row, 0]
                 checked += 1
     return checked
+
+
+@pytest.mark.parametrize("recomputed", [0, 1, 2, 40])
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 8), (4, 4), (2, 3)])
+def test_no_split_that_fits_is_without_room_for_its_first_virtual_stage(
+    pp: int, vpp: int, recomputed: int
+) -> None:
+    """Rank 0 holds its first virtual stage of more micro-batches than its others."""
+    layout = Layout(
+        dp=2,
+        pp=pp,
+        vpp=vpp,
+        micro_batch=2,
+        num_micro_batches=4 * pp,
+        recompute=int(Recompute.FULL) if recomputed else 0,
+        recompute_layers=recomputed,
+    )
+    for name in ("llama-3-8b", "qwen3-30b-a3b", "deepseek-v2-lite"):
+        model = load_catalog_model(name)
+        work = Workload(
+            model=model,
+            cluster=read_cluster("dgx-h100"),
+            gpus=2 * pp,
+            global_batch=16 * pp,
+            seq_len=4096,
+        )
+        leading = model.dense_layers if model.moe_layers else 0
+        splits = level_splits(model.layers, pp, vpp, empty_ends=True)
+        every_gib = [float(max(stage_memory_gib(work, layout, stages))) for stages in splits]
+        limits = np.quantile(every_gib, [0.0, 0.25, 0.5, 0.75])
+        refused = 0
+        for limit in limits:
+            rooms = layer_rooms(work, layout.flat(), float(limit) * (1 + 1e-9))
+            for stages, held_gib in zip(splits, every_gib, strict=True):
+                main = np.array([main_layers(stages, leading)], dtype=np.float64)
+                in_first = np.array([max(stages[0][0] - leading, 0.0)])
+                holds = bool(rooms.hold(main, in_first)[0, 0])
+                assert holds or held_gib > limit
+                refused += not holds
+        assert refused > 0
