@@ -104,6 +104,6 @@ At most 12 act on a device (its own, its architecture's, the defaults and all sh
 - Constants of one framework do not carry over to another (host times above all); `costmodel/data/frameworks.yaml` says which profile a target takes.
 - No measured row exists for V100, L40S and MI300X, and of the H200 only those of one GPU that no fit has seen (`tests/data/own_runs`): their constants are assumed, and say so in the YAML. Those of H20 and MI325X follow from published kernel rates; rows of them are scored, none fitted.
 - Attention with sinks is priced by one factor fitted on gpt-oss, the only such model among the rows. Runs of release 26.08 (GB200 and GB300, whole graphs, attention in FP8) are
-  priced some 10 % too slow, and 26.06.01 on GB200 was 1.6 times as slow as 26.06 and 26.08: the release alone does not say which kernels run.
+  priced 11 to 12 % too slow, and 26.06.01 on GB200 was 1.6 times as slow as 26.06 and 26.08: the release alone does not say which kernels run.
 - A step that nearly fills HBM (over 92 %) was measured 21 to 27 % slower than predicted, because the allocator stalls; plans stay below that.
 """
