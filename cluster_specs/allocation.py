@@ -296,6 +296,12 @@ def is_irregular(cluster: ClusterSpec) -> bool:
     return links.differ
 
 
+def leaves_are_nodes(cluster: ClusterSpec) -> bool:
+    """Whether a listed leaf is one node, so that the first level outside nodes is that of pods."""
+    is_listed = any(node.leaf is not None for node in cluster.nodes)
+    return is_listed and bool(cluster.levels) and cluster.levels[0].gpus == cluster.gpus_per_node
+
+
 def _free_counts(cluster: ClusterSpec) -> set[int]:
     """Free GPUs of the nodes that have any, each number once."""
     counts = {free_of(node, cluster.gpus_per_node) for node in cluster.nodes}
@@ -312,7 +318,7 @@ def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     _, piece = _node_pieces(cluster, gpus)
     inside = [piece if block >= cluster.gpus_per_node else gcd(block, piece) for block in full]
     blocks = [min(block, gpus) if k in outside else inside[k] for k, block in enumerate(full)]
-    for k, free in zip(outside, fullest, strict=False):
+    for k, free in zip(outside, fullest[leaves_are_nodes(cluster) :], strict=False):
         blocks[k] = min(blocks[k], free)
     blocks[-1] = gpus
     # Blocks that could hold the whole allocation stay: a mapping need not put it into one of them.

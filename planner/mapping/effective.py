@@ -15,7 +15,13 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.allocation import FabricLevels, blocks_of, fabric_levels, full_levels
+from meshwright.cluster_specs.allocation import (
+    FabricLevels,
+    blocks_of,
+    fabric_levels,
+    full_levels,
+    leaves_are_nodes,
+)
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import SameCluster, free_of
 from meshwright.costmodel.layout import AXES, GROUPS, PLACED_AXES, Ints, Layout, Placement
@@ -131,6 +137,8 @@ def _depths(workload: Workload, levels: FabricLevels) -> tuple[int, int]:
         if block > workload.cluster.gpus_per_node
     ]  # fmt: skip
     depths = [levels.names.index(name) if name in levels.names else -1 for name in outside]
+    if leaves_are_nodes(workload.cluster):
+        depths = [-1, *depths]
     return (*depths, -1, -1)[0], (*depths, -1, -1)[1]
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import compress, product
 from math import inf
 from typing import Protocol
 
@@ -41,6 +41,7 @@ from meshwright.planner.mapping.effective import free_gpus_of
 from meshwright.planner.mapping.slots import Place, idle_nodes
 from meshwright.planner.plan.document import IdleDoc, MoreBlocksDoc
 from meshwright.planner.plan.texts import Setup
+from meshwright.planner.request.choices import IDLE_GPUS
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.pricing import ALL_PLANS, Outcome, Sought
 from meshwright.planner.solvers.clock import Shares, is_over, limit_left_s, within
@@ -96,7 +97,7 @@ def decide_on_idle_gpus(
     """
     limit, began = request.time_limit_s, time.monotonic()
     first = request
-    if limit is not None and compares and "idle-gpus" not in request.forbids:
+    if limit is not None and compares and IDLE_GPUS not in request.forbids:
         first = replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
     outcome = searched(first, counts=True, sought=sought)
     if not compares:
@@ -140,7 +141,7 @@ def _on_all_gpus(
 ) -> Outcome:
     """The best layout on all GPUs, until then on the monotonic clock."""
     left_s = None if end_s is None else max(end_s - time.monotonic(), 0.0)
-    forbids = (*request.forbids, "idle-gpus")
+    forbids = (*request.forbids, IDLE_GPUS)
     every = replace(request, forbids=forbids, time_limit_s=left_s, top_k=1)
     if likely is None:
         return searched(every, run_as=run_as)
@@ -249,6 +250,8 @@ RACK_SHARE = 1 / 6
 """Of a time limit, the most that the fullest rack takes ahead of everything free."""
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
+MOST_RATES = 4
+"""Rates of adapters that nodes are searched for; the bound of more is not known."""
 NEARLY_FULL = 0.25
 """Of the best link of its kind for each GPU: a block with less left is not used where the others suffice."""
 
@@ -275,7 +278,77 @@ def decide_on_nodes(
 
     A time limit is shared out evenly. Where all nodes are alike, or all are needed, there is one choice.
     `compares` is what `decide_on_idle_gpus` takes, and `later` too where all nodes are alike.
+
+    The slowest adapter paces all nodes that are free, so that nodes with unlike ones are searched once for
+    each rate: on those that have it or a faster one. A choice of nodes has its own price where its slowest
+    adapter is the slowest there, and elsewhere a longer one.
     """
+    rates = _adapter_rates(request.cluster)
+    if len(rates) == 1:
+        return _decide_on_alike(request, searched, compares=compares, later=later)
+    listed = rates[:MOST_RATES] if request.max_cut_use == 1 else rates[:1]
+    decisions: list[NodeDecision] = []
+    with within(request.time_limit_s):
+        shares = Shares(len(listed))
+        for rate in listed:
+            time_limit_s, cluster = shares.next_s(), _with_adapters(request.cluster, rate)
+            gpus = min(request.gpus, cluster.gpus)
+            if gpus == request.gpus or IDLE_GPUS not in request.forbids:
+                asked = replace(request, cluster=cluster, gpus=gpus, time_limit_s=time_limit_s)
+                decisions.append(_decide_on_alike(asked, searched, compares=compares))
+    best = min(decisions, key=_seconds)
+    if not best.settled.outcome.best:
+        undecided = (each for each in decisions if each.settled.outcome.status != "infeasible")
+        return next(undecided, best)
+    bounds = [_least_s(decision.settled.outcome) for decision in decisions]
+    known = [bound_s for bound_s in bounds if bound_s is not None]
+    is_known = len(known) == len(bounds) and len(listed) == len(rates)
+    outcome = _bounded(best, min(known) if is_known else None)
+    best = replace(best, settled=replace(best.settled, outcome=outcome))
+    return replace(best, note=_note_on_adapters(request, best))
+
+
+def _adapter_rates(cluster: ClusterSpec) -> list[float]:
+    """Of the nodes that are free, each rate once, the slowest first; Gbit/s of a GPU."""
+    own = [node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes]
+    free = [free_of(node, cluster.gpus_per_node) > 0 for node in cluster.nodes]
+    return sorted(set(compress(own, free))) or [cluster.nic_gbps_per_gpu]
+
+
+def _with_adapters(cluster: ClusterSpec, rate_gbps: float) -> ClusterSpec:
+    """The cluster with nothing free but nodes whose adapters are no slower; itself where all are."""
+    own = [node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes]
+    if min(_adapter_rates(cluster)) >= rate_gbps:
+        return cluster
+    return _keeping(cluster, [rate >= rate_gbps for rate in own])
+
+
+def _note_on_adapters(request: PlanRequest, best: NodeDecision) -> str | None:
+    """What a decision says, and which nodes are left out for their adapters."""
+    kept, slowest = best.request.cluster, _adapter_rates(best.request.cluster)[0]
+    nodes = zip(request.cluster.nodes, kept.nodes, strict=True)
+    names = [
+        before.name
+        for before, now in nodes
+        if before.free_gpus != now.free_gpus
+        and (before.nic_gbps_per_gpu or kept.nic_gbps_per_gpu) < slowest
+    ]
+    if not names:
+        return best.note
+    fewer = f"planned on {best.request.gpus} of the {request.gpus} GPUs asked for"
+    planned = best.note or (fewer if best.request.gpus < request.gpus else "")
+    words = f"slower adapters: {', '.join(names[:8])}, left out"
+    return f"{planned}; {words}" if planned else words
+
+
+def _decide_on_alike(
+    request: PlanRequest,
+    searched: Searched,
+    *,
+    compares: bool,
+    later: Searched | None = None,
+) -> NodeDecision:
+    """The same as if all nodes had the slowest adapter of those that are free."""
     given = request
     request = replace(request, cluster=_for_any_gpus(request))
     cluster = request.cluster
@@ -287,7 +360,7 @@ def decide_on_nodes(
     with within(request.time_limit_s):
         if usable.gpus >= request.gpus:
             best = on(request, usable)
-        elif "idle-gpus" in request.forbids:
+        elif IDLE_GPUS in request.forbids:
             best, usable = on(request, cluster), cluster
         else:
             best, usable = _with_full_links_or_without(request, usable, on, searched)
@@ -536,7 +609,7 @@ def _whole_nodes(request: PlanRequest, cluster: ClusterSpec) -> list[ClusterSpec
     """The cluster without its part-filled nodes, as far as GPUs are asked for; none if that is no choice."""
     on_whole, per_node = _of_whole_nodes(cluster), cluster.gpus_per_node
     gpus = min(on_whole.gpus, request.gpus) // per_node * per_node
-    if not gpus or (gpus < request.gpus and "idle-gpus" in request.forbids):
+    if not gpus or (gpus < request.gpus and IDLE_GPUS in request.forbids):
         return []
     choices, _ = _choices(on_whole, gpus)
     return choices[:MOST_WHOLE]
@@ -567,7 +640,7 @@ def _in_fullest_rack(
     Its search is short, and the one over everything free begins with what it finds.
     """
     per_node = cluster.gpus_per_node
-    if cluster.nvlink_domain == per_node or "idle-gpus" in request.forbids:
+    if cluster.nvlink_domain == per_node or IDLE_GPUS in request.forbids:
         return []
     on_whole = _of_whole_nodes(cluster)
     leaves = _nodes_of_leaves(on_whole)
@@ -650,7 +723,7 @@ def _only_on(request: PlanRequest, cluster: ClusterSpec, ranks: tuple[Place, ...
     )
     own = cluster.with_any_gpus(allowed=False)
     own = own.model_copy(update={"nodes": nodes, "gpus": len(ranks)})
-    forbids = dict.fromkeys((*request.forbids, "idle-gpus"))
+    forbids = dict.fromkeys((*request.forbids, IDLE_GPUS))
     return replace(request, cluster=own, gpus=len(ranks), forbids=tuple(forbids))
 
 
@@ -685,7 +758,7 @@ def _choices(cluster: ClusterSpec, gpus: int) -> tuple[list[ClusterSpec], bool]:
     if not whole or gpus % per_node:
         return [first], False
     leaves = _nodes_of_leaves(cluster)
-    counts = list(_counts(leaves, gpus // per_node))
+    counts = list(_counts(cluster, leaves, gpus // per_node))
     complete = len(counts) <= MOST_CHOICES
     if not complete:
         counts = list(_equal_parts(leaves, gpus // per_node))
@@ -702,9 +775,11 @@ def _nodes_of_leaves(cluster: ClusterSpec) -> dict[Key, list[int]]:
     return dict(sorted(leaves.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def _counts(leaves: dict[Key, list[int]], wanted: int) -> Iterator[dict[Key, int]]:
+def _counts(
+    cluster: ClusterSpec, leaves: dict[Key, list[int]], wanted: int
+) -> Iterator[dict[Key, int]]:
     """Nodes to take of every leaf, in all ways that differ in more than the names of leaves and pods."""
-    free = [len(nodes) for nodes in leaves.values()]
+    free, links = [len(nodes) for nodes in leaves.values()], uplinks(cluster)
     ways = 1
     for count in free:
         ways *= count + 1
@@ -712,14 +787,20 @@ def _counts(leaves: dict[Key, list[int]], wanted: int) -> Iterator[dict[Key, int
         yield from ({} for _ in range(MOST_CHOICES + 1))
         return
     seen = set()
+
+    def link_of(block: Key) -> float:
+        """Of a leaf or a pod, GB/s, rounded so that equal shares are equal; 0 where no leaves are listed."""
+        link = links.leaves.get(block, links.pods.get(block))
+        return 0.0 if link is None else round(link.gb_per_s, 6)
+
     for counts in product(*(range(count, -1, -1) for count in free)):
         if sum(counts) != wanted:
             continue
-        pods: dict[str, list[tuple[int, int]]] = {}
-        for (pod, _), count, all_free in zip(leaves, counts, free, strict=True):
+        pods: dict[str, list[tuple[int, int, float]]] = {}
+        for key, count, all_free in zip(leaves, counts, free, strict=True):
             if count:
-                pods.setdefault(pod, []).append((count, all_free))
-        kind = tuple(sorted(tuple(sorted(pod)) for pod in pods.values()))
+                pods.setdefault(key[0], []).append((count, all_free, link_of(key)))
+        kind = tuple(sorted((link_of((pod, "")), *sorted(own)) for pod, own in pods.items()))
         if kind not in seen:
             seen.add(kind)
             yield dict(zip(leaves, counts, strict=True))

@@ -139,6 +139,68 @@ def test_leaves_that_others_fill_are_not_left_out_where_the_rest_is_too_few() ->
     assert bound_s <= seconds(free) * (1 + 1e-9)
 
 
+def four_nodes(rates: tuple[int, ...], used: tuple[float, ...] = ()) -> ClusterSpec:
+    """Each on a leaf of its own, two of these in a pod; `used` is the share of links that others have."""
+    nodes = [
+        {
+            "name": f"n{index}",
+            "leaf": f"l{index}",
+            "pod": f"p{index // 2}",
+            "nic_gbps_per_gpu": rate,
+        }
+        for index, rate in enumerate(rates)
+    ]
+    levels = [
+        {"name": "leaf", "gpus": 8},
+        {"name": "pod", "gpus": 16, "oversubscription": 2},
+        {"name": "core", "gpus": 512, "oversubscription": 2},
+    ]
+    blocks = [{"leaf": f"l{index}", "background": share} for index, share in enumerate(used)]
+    return cluster_from_mapping(
+        {"base": "dgx-h100", "levels": levels, "nodes": nodes, "blocks": blocks}
+    )
+
+
+def test_nodes_with_slower_adapters_are_left_out_where_that_is_faster() -> None:
+    """All nodes that are free count with the slowest of them: the first two were called optimal, 6 % slower."""
+    pins = "tp=1,cp=1,pp=1,micro_batch=1"
+    asked = small(four_nodes((100, 100, 400, 400)), 16, 32, pins)
+    plan = fastest_plan(asked)
+    assert plan.status == "optimal"
+    assert seconds(plan) == on_nodes(asked, (2, 3)) < on_nodes(asked, (0, 1))
+    assert plan.left_out == "slower adapters: n0, n1, left out"
+    slow = replace(small(four_nodes((2, 2, 400, 400)), 32, 32, pins), forbids=())
+    plan = fastest_plan(slow)
+    assert plan.inputs.gpus == 16
+    assert plan.left_out is not None
+    assert plan.left_out.startswith("planned on 16 of the 32 GPUs asked for; slower adapters: n0")
+    assert seconds(fastest_plan(replace(slow, forbids=("idle-gpus",)))) > seconds(plan)
+
+
+def alone_on(request: PlanRequest, indices: tuple[int, ...]) -> Plan:
+    """The plan where nothing else is free; links are as they were."""
+    nodes = tuple(
+        node.model_copy(update={"free_gpus": 8 * (index in indices)})
+        for index, node in enumerate(request.cluster.nodes)
+    )
+    own = request.cluster.model_copy(update={"nodes": nodes, "gpus": 8 * len(indices)})
+    return fastest_plan(replace(request, cluster=own))
+
+
+def test_leaves_whose_links_are_unlike_are_unlike_choices() -> None:
+    """Two nodes behind links that others use were called optimal: the next two, as many, counted as alike."""
+    asked = small(four_nodes((400,) * 4, (0.6, 0.6)), 16, 32, "tp=1,cp=1,pp=1,micro_batch=1")
+    first_s, next_s = (seconds(alone_on(asked, taken)) for taken in ((0, 1), (2, 3)))
+    assert seconds(fastest_plan(asked)) == next_s < first_s
+
+
+def test_leaves_of_one_node_are_no_level_of_their_own() -> None:
+    """Their pods' block was taken to be that of a leaf: the plan failed its own verification."""
+    pins = "tp=1,cp=1,pp=1,micro_batch=1"
+    asked = small(four_nodes((400,) * 4, (0.0, 0.6, 0.6, 0.6)), 16, 32, pins)
+    assert alone_on(asked, (0, 1)).status == "optimal"
+
+
 def test_what_the_rest_is_too_small_for_is_not_called_infeasible() -> None:
     """Without the memory of hosts two nodes do not hold it, and three do."""
     request = replace(of_three_nodes(0.9), forbids=("optimizer-offload",))

@@ -1,0 +1,111 @@
+"""Which nodes a plan takes, against plans on every set of nodes: adapters, links that others use, idle nodes.
+
+Of a set nothing is left to choose: its nodes have one rate of adapters, the slowest of theirs, and all of
+them are asked for. `make attack` takes a tenth of MESHWRIGHT_ATTACK_S, at least four clusters.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.reader import read_request
+
+ATTACK_S = float(os.environ.get("MESHWRIGHT_ATTACK_S", "30"))
+SEED = int(os.environ.get("MESHWRIGHT_ATTACK_SEED", "0"))
+FEWEST = 4
+PER_NODE = 8
+ROUNDING = 1e-9
+
+
+def drawn(number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A cluster of whole nodes as its YAML file has it, and options of a plan on some or all of them."""
+    chance = random.Random(number)
+    nodes_of_leaf, leaves = chance.choice(((1, 3), (1, 4), (1, 4), (2, 2), (2, 2), (3, 1)))
+    pods = chance.choice((0, 2, 2))
+    rates = chance.choice(((None,), (400,), (100, 400), (5, 400), (50, 100, 400)))
+    nodes, blocks = [], []
+    for leaf in range(leaves):
+        name, pod = f"l{leaf}", {"pod": f"p{leaf // pods}"} if pods else {}
+        used = chance.choice((0.0, 0.0, 0.3, 0.6))
+        if used:
+            blocks.append({"leaf": name, "background": used})
+        for place in range(nodes_of_leaf):
+            rate = chance.choice(rates)
+            adapter = {} if rate is None else {"nic_gbps_per_gpu": rate}
+            nodes.append({"name": f"n{leaf}{place}", "leaf": name, **pod, **adapter})
+    thinner = {"oversubscription": chance.choice((1, 2, 4))}
+    sizes = [PER_NODE * nodes_of_leaf * each for each in (1, pods, 64)]
+    levels: list[dict[str, Any]] = [{"name": "leaf", "gpus": sizes[0]}]
+    levels += [{"name": "pod", "gpus": sizes[1], **thinner}] if pods else []
+    levels.append({"name": "core", "gpus": sizes[2], **thinner})
+    cluster = {"base": "dgx-h100", "levels": levels, "nodes": nodes, "blocks": blocks}
+    asked = chance.randint(1, len(nodes))
+    options = {
+        "model": chance.choice(("gpt2-xl", "llama-2-7b", "llama-3-8b")),
+        "gpus": PER_NODE * asked,
+        "global_batch": PER_NODE * asked * chance.choice((1, 2)),
+        "seq_len": 1024,
+        "framework": chance.choice(("megatron", "fsdp2", "fsdp2")),
+        "forbid": chance.choice(((), ("idle-gpus",))),
+        "pin": "tp=1,cp=1,pp=1,micro_batch=1,cuda_graph=none",
+    }
+    return cluster, options
+
+
+def planned(cluster: dict[str, Any], options: dict[str, Any]) -> Plan:
+    return fastest_plan(read_request(cluster=cluster, **options), explained=False)
+
+
+def on_every_set(cluster: dict[str, Any], options: dict[str, Any]) -> Iterator[Plan]:
+    """Plans on all sets of as many nodes as are asked for, and of fewer where some may be idle."""
+    most = options["gpus"] // PER_NODE
+    fewest = most if options["forbid"] else 1
+    for count in range(fewest, most + 1):
+        for taken in combinations(range(len(cluster["nodes"])), count):
+            own = [cluster["nodes"][index].get("nic_gbps_per_gpu", 400) for index in taken]
+            nodes = [
+                {**node, "nic_gbps_per_gpu": min(own), "free_gpus": PER_NODE * (index in taken)}
+                for index, node in enumerate(cluster["nodes"])
+            ]
+            yield planned({**cluster, "nodes": nodes}, {**options, "gpus": PER_NODE * count})
+
+
+def fault(number: int) -> str | None:
+    """What is wrong with the plan of a cluster, in words; None where nothing is."""
+    cluster, options = drawn(number)
+    plan = planned(cluster, options)
+    each = [set_plan.objective.step_time_s for set_plan in on_every_set(cluster, options)]
+    least_s = min((step_s for step_s in each if step_s is not None), default=None)
+    step_s, bound_s = plan.objective.step_time_s, plan.objective.lower_bound_s
+    words = f"{number}: {plan.status} {step_s}, bound {bound_s}, a set of nodes {least_s}"
+    if least_s is None or step_s is None:
+        return None if (least_s is None) == (step_s is None) else words
+    is_beaten = plan.status == "optimal" and least_s < step_s * (1 - ROUNDING)
+    is_below = bound_s is not None and least_s < bound_s * (1 - ROUNDING)
+    return words if is_beaten or is_below or step_s < least_s * (1 - ROUNDING) else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0])
+def test_no_set_of_nodes_beats_the_nodes_of_a_plan(number: int) -> None:
+    assert fault(number) is None
+
+
+@pytest.mark.soak
+def test_no_set_of_nodes_beats_the_nodes_of_random_plans() -> None:
+    end_s, number = time.monotonic() + ATTACK_S / 10, 1000 + SEED
+    faults, count = [], 0
+    while time.monotonic() < end_s or count < FEWEST:
+        faults.append(fault(number))
+        count, number = count + 1, number + 1
+    print(f"{count} clusters")
+    assert not any(faults), "\n".join(filter(None, faults))
