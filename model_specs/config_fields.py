@@ -105,6 +105,15 @@ class ConfigFields:
             raise self.fail(name, f"must be from 1 to {MOST_LAYERS}", value)
         return value
 
+    def dense_layers(self, name: str, default: int) -> int:
+        """How many layers in front have no experts, up to all of them."""
+        layers = self.layers()
+        dense = self.count(name, min(default, layers), least=0)
+        if dense > layers:
+            what = f"must be at most the {layers} layers, {layers} where none has experts"
+            raise self.fail(name, what, dense)
+        return dense
+
     def flag(self, name: str, default: bool) -> bool:
         """A boolean."""
         value = self._typed(name, (bool,), "must be true or false")

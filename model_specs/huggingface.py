@@ -12,7 +12,7 @@ from meshwright.documents import validation_message
 from meshwright.errors import InputError, near_miss, shown
 from meshwright.model_specs.adapters import NF4, SINGLE_SCALES
 from meshwright.model_specs.config_fields import ConfigFields, Fields, read_fields
-from meshwright.model_specs.huggingface_families import FAMILIES
+from meshwright.model_specs.huggingface_families import FAMILIES, class_defaults
 from meshwright.model_specs.schema import ModelSpec
 
 # How the image encoder maps to a VisionSpec.
@@ -489,6 +489,9 @@ def model_from_huggingface(
     if not name:
         name = config_name if isinstance(config_name, str) and 0 < len(config_name) <= 200 else None
     part, model_type, prefix = _text_part(data, where)
+    config = ConfigFields(part, where, prefix)
+    unsaid = class_defaults(model_type).items()
+    part = {**part, **{name: value for name, value in unsaid if not config.names(name)}}
     config = ConfigFields(part, where, prefix)
     if not prefix and model_type in HAS_ENCODER:
         # Older files have the text part's fields beside the encoder's section.

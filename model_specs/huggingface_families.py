@@ -1238,7 +1238,7 @@ _NEXT_TOKENS: Record = {"mtp_layers": integer("num_nextn_predict_layers", 0, lea
 _DEEPSEEK_V3: tuple[Part, ...] = (
     DECODER,
     _DEEPSEEK,
-    _deepseek_experts(_V3_ROUTER),
+    _deepseek_experts(_V3_ROUTER, dense_layers=3),
     _NEXT_TOKENS,
 )
 
@@ -1406,7 +1406,7 @@ def _ernie_experts(config: ConfigFields) -> Fields:
     if last not in (-1, layers - 1):
         what = f"only the last of the {layers} layers is supported, {layers - 1} or -1"
         raise config.fail("moe_layer_end_index", what, last)
-    dense = config.count("moe_layer_start_index", 1, least=0)
+    dense = config.dense_layers("moe_layer_start_index", 1)
     if dense >= layers:
         return {}
     record: Record = {
@@ -1426,7 +1426,7 @@ def _ernie_experts(config: ConfigFields) -> Fields:
 
 
 def _bailing_experts(config: ConfigFields) -> Fields:
-    dense = config.count("first_k_dense_replace", 0, least=0)
+    dense = config.dense_layers("first_k_dense_replace", 0)
     config.passed_over("router_dtype", "topk_group")
     if dense >= config.layers():
         return {}
@@ -1551,7 +1551,7 @@ def _exaone_windows(config: ConfigFields) -> Fields:
 def _experts_listed(config: ConfigFields, default: int) -> int:
     """Dense layers in front, as `mlp_layer_types` lists them or `first_k_dense_replace` counts them."""
     kinds = config.entries("mlp_layer_types")
-    dense = config.count("first_k_dense_replace", default, least=0)
+    dense = config.dense_layers("first_k_dense_replace", default)
     if not kinds:
         return dense
     front = kinds.count("dense")
@@ -1624,7 +1624,7 @@ _COHERE: Record = {
     "qk_norm": boolean("use_qk_norm", False),
     "qk_norm_full_width": boolean("use_qk_norm", False),
 }
-_COHERE2: Record = {**_COHERE, "rope": rope(), "head_dim": None}
+_COHERE2: Record = {**_COHERE, "rope": rope(), "head_dim": integer("head_dim", optional=True)}
 _COHERE_BLOCK = only(
     "use_parallel_block", True, "only blocks side by side are supported", shows_value=True
 )
@@ -1633,7 +1633,7 @@ _COHERE_BLOCK = only(
 def _cohere2_windows(config: ConfigFields) -> Fields:
     """Layers with a window turn queries and keys, the others know no positions (modeling_cohere2.py)."""
     # Both follow from other fields.
-    config.passed_over("head_dim", "layer_switch", "order_of_interleaved_layers")
+    config.passed_over("layer_switch", "order_of_interleaved_layers")
     every = config.count("_sliding_window_pattern", config.count("sliding_window_pattern", 4))
     order = windows(config, 4096, every)
     return order | {"rope_in_windows_alone": bool(order)}
@@ -1790,7 +1790,7 @@ def _afmoe(config: ConfigFields) -> Fields:
     config.passed_over("topk_group", "num_limited_groups", "use_grouped_mm")
     order = windows(config, 1024, config.count("global_attn_every_n_layers", 4))
     fields = order | {"rope_in_windows_alone": bool(order)}
-    dense = config.count("num_dense_layers", 1, least=0)
+    dense = config.dense_layers("num_dense_layers", 1)
     if dense >= config.layers():
         return fields
     record: Record = {
@@ -1860,6 +1860,16 @@ _ARCEE: Record = {
     **activation("hidden_act", "relu2", PLAIN),
 }
 _MINISTRAL3: Record = {**DECODER, **SMALLER_EPSILON, "rope": rope(base=1e6)}
+
+
+def _helium_output(config: ConfigFields) -> Fields:
+    """Refuses heads that together are not as wide as the layer: its last projection takes them to be."""
+    width = config.count("num_attention_heads") * config.count("head_dim", 128)
+    if width != config.count("hidden_size"):
+        raise config.fail("head_dim", "heads must together be as wide as hidden_size", width)
+    return {}
+
+
 _HELIUM: Record = {
     **DECODER,
     "attention_bias": boolean("attention_bias", False),
@@ -1953,7 +1963,7 @@ _LFM2_BIAS = only("conv_bias", False, "biases of short convolutions are not supp
 
 
 def _lfm2_experts(config: ConfigFields) -> Fields:
-    dense = config.count("num_dense_layers", 2, least=0)
+    dense = config.dense_layers("num_dense_layers", 2)
     if dense >= config.layers():
         return {}
     record: Record = {
@@ -2644,7 +2654,12 @@ class Family:
 
 _GEMMA3_PARTS = (_GEMMA3, _gemma_scale, _gemma3_windows)
 _GEMMA4_PARTS: tuple[Part, ...] = (*_gemma4_parts(table_width=256, window=512), _gemma4_experts)
-_GEMMA4_UNIFIED_PARTS = _gemma4_parts(table_width=0, window=1024)
+_GEMMA4_UNIFIED_PARTS: tuple[Part, ...] = (
+    only(
+        "hidden_size_per_layer_input", 0, "only 0 is supported: layers have no inputs of their own"
+    ),
+    *_gemma4_parts(table_width=0, window=1024),
+)
 _LLAMA4_PARTS = (_LLAMA4, _llama4_chunks)
 _QWEN2_PARTS = (_QWEN2, _qwen_windows)
 # Layers of the text part of Qwen3-VL know no window (modeling_qwen3_vl.py).
@@ -2786,7 +2801,7 @@ FAMILIES: dict[str, Family] = {
     "lfm2_moe": Family(
         "Lfm2MoeForCausalLM", (_LFM2_BIAS, _LFM2_MOE, _short_convolutions, _lfm2_experts)
     ),
-    "helium": Family("HeliumForCausalLM", (_HELIUM,)),
+    "helium": Family("HeliumForCausalLM", (_helium_output, _HELIUM)),
     "iquestcoder": Family("IQuestCoderForCausalLM", (_IQUEST,)),
     "youtu": Family("YoutuForCausalLM", (DECODER, _YOUTU)),
     "minicpm3": Family("MiniCPM3ForCausalLM", (DECODER, _MINICPM3)),
@@ -2864,3 +2879,66 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": Family("GraniteMoeHybridForCausalLM", GRANITE_HYBRID),
 }
 """By `model_type`."""
+
+
+# Fields that a file leaves out where they are what the family's configuration class has.
+#
+# transformers writes no field that is at its class's default (save_pretrained), and reads an absent one as
+# that default, where null often stands for another thing: as many key-value heads as heads, or no latent.
+
+
+_KEY_VALUE_HEADS = {
+    2: "qwen3_next qwen3_5_moe qwen3_5_moe_text internlm3 glm glm4 glm4v_text ernie4_5 starcoder2",
+    4: "qwen3_moe qwen3_omni_moe_text qwen2_5_omni_text mellum qwen3_5 qwen3_5_text flint kolibri1 "
+    "ernie4_5_moe granite_docling_text granite_swa smollm3 sarvam_moe gemma2 vaultgemma minimax_m3_vl_text",
+    8: "llama4 llama4_text mistral mixtral exaone laguna minimax gpt_oss hy_v3 phimoe solar_open seed_oss "
+    "lfm2 lfm2_moe iquestcoder ministral ministral3 cwm glm4_moe glm4v_moe_text minimax_m2 qwen2_vl_text "
+    "qwen2_5_vl_text glm_ocr_text mllama_text_model nemotron_h jamba falcon_h1 bamba",
+    16: "qwen2_moe gemma qwen3_vl_moe_text",
+    20: "helium",
+    32: "qwen2 qwen3 dots1 exaone4 exaone_moe stablelm qwen3_vl_text",
+}
+_OF_DEEPSEEK: dict[str, object] = {
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "q_lora_rank": 1536,
+}
+_OF_FAMILIES: dict[str, dict[str, object]] = {
+    "deepseek_v2": {"n_routed_experts": 64, "n_shared_experts": 2, "q_lora_rank": 1536},
+    "deepseek_v3": _OF_DEEPSEEK,
+    "deepseek_v32": _OF_DEEPSEEK,
+    "glm_moe_dsa": {**_OF_DEEPSEEK, "q_lora_rank": 2048, "index_n_heads": 32},
+    "kimi_k2": _OF_DEEPSEEK,
+    "axk1": {**_OF_DEEPSEEK, "n_routed_experts": 192},
+    "sarvam_mla": {"n_routed_experts": 128, "n_shared_experts": 1},
+    "sarvam_moe": {"n_routed_experts": 128, "n_shared_experts": 1},
+    "glm4_moe": {"n_routed_experts": 128, "n_shared_experts": 1},
+    "glm4v_moe_text": {"n_routed_experts": 128, "n_shared_experts": 1},
+    "glm4_moe_lite": {"n_routed_experts": 64, "n_shared_experts": 1, "q_lora_rank": 768},
+    "mistral4": {"n_routed_experts": 128, "n_shared_experts": 1, "q_lora_rank": 1024},
+    "solar_open": {"n_routed_experts": 128, "n_shared_experts": 1},
+    "youtu": {"q_lora_rank": 1536},
+    "minicpm3": {"q_lora_rank": 768},
+    "granite_swa": {"tie_word_embeddings": True},
+}
+
+
+def class_defaults(model_type: str) -> dict[str, object]:
+    """Fields that a file of a family may leave out, with what its configuration class has of them.
+
+    Parameters
+    ----------
+    model_type
+        One of `FAMILIES`.
+
+    Returns
+    -------
+    dict of str to object
+        As transformers 5.24 has them; those without which the family is refused or read alike are not there.
+
+    >>> class_defaults("mistral"), class_defaults("llama")
+    ({'num_key_value_heads': 8}, {})
+    """
+    heads = (count for count, names in _KEY_VALUE_HEADS.items() if model_type in names.split())
+    of_heads = [("num_key_value_heads", count) for count in heads]
+    return {**dict(of_heads), **_OF_FAMILIES.get(model_type, {})}

@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.model_specs.adapters import stored_weights_note
 from meshwright.model_specs.config_fields import ConfigFields, Part, integer, only, read_fields
 from meshwright.model_specs.huggingface import model_from_huggingface
-from meshwright.model_specs.huggingface_families import FAMILIES
+from meshwright.model_specs.huggingface_families import FAMILIES, class_defaults
 from meshwright.model_specs.parameters import (
     active_parameter_count,
     attention_parameters,
@@ -1572,3 +1572,71 @@ def test_a_file_is_refused_where_a_key_says_something_else() -> None:
         read_fields(config, only("use_bias", False, "no biases"))
     with pytest.raises(InputError, match=r"toy\.json: steps: only 1$"):
         read_fields(config, only("steps", 1, "only 1", shows_value=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "default"),
+    [
+        ("mixtral-8x7b", "num_key_value_heads", 8),
+        ("qwen3-30b-a3b", "num_key_value_heads", 4),
+        ("deepseek-v3", "q_lora_rank", 1536),
+        ("deepseek-v3", "first_k_dense_replace", 3),
+        ("deepseek-v3.2", "n_routed_experts", 256),
+        ("glm-5", "n_shared_experts", 1),
+        ("glm-5.2", "index_n_heads", 32),
+        ("granite-swash-2b", "tie_word_embeddings", True),
+    ],
+)
+def test_fields_at_the_default_of_their_class_may_be_left_out(
+    name: str, field: str, default: object
+) -> None:
+    """transformers saves none that is, and once read none as if it were null: 4 x as many key-value heads."""
+    data = config(name)
+    assert data.pop(field) == default
+    assert read(data) == read(config(name))
+
+
+def test_null_is_not_the_default_of_the_class() -> None:
+    assert read(config("mixtral-8x7b") | {"num_key_value_heads": None}).kv_heads == 32
+    latent = read(config("deepseek-v3") | {"q_lora_rank": None}).attention
+    assert latent is not None
+    assert latent.q_lora_rank is None
+    assert {name for name in FAMILIES if class_defaults(name)} >= {"mistral", "kimi_k2", "youtu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("deepseek-v3", "first_k_dense_replace"),
+        ("ling-mini-2.0", "first_k_dense_replace"),
+        ("k-exaone-236b-a23b", "first_k_dense_replace"),
+        ("lfm2-8b-a1b", "num_dense_layers"),
+        ("trinity-mini-26b-a3b", "num_dense_layers"),
+        ("ernie-4.5-21b-a3b", "moe_layer_start_index"),
+    ],
+)
+def test_more_dense_layers_than_there_are_is_a_mistake(name: str, field: str) -> None:
+    """Once read as a dense model, whose experts were gone without a word."""
+    data = config(name)
+    data.pop("mlp_layer_types", None)
+    layers = data["num_hidden_layers"]
+    assert read(data | {field: layers}).moe is None
+    with pytest.raises(InputError, match=f"{field}: must be at most the {layers} layers"):
+        read(data | {field: layers + 1})
+    # A short model of the family is dense throughout where the file says nothing.
+    if name == "deepseek-v3":
+        del data["first_k_dense_replace"]
+        assert read(data | {"num_hidden_layers": 2}).moe is None
+
+
+def test_widths_that_transformers_builds_otherwise_are_read_or_refused() -> None:
+    command = config("command-r7b")
+    wider = read(command | {"head_dim": 2 * command["head_dim"]})
+    more = read(command).hidden * (2 * wider.heads + 2 * wider.kv_heads) * command["head_dim"]
+    assert parameter_count(wider) - parameter_count(read(command)) == wider.layers * more
+    with pytest.raises(InputError, match="head_dim: heads must together be as wide"):
+        read(config("helium-2b") | {"head_dim": 64})
+    unified = config("gemma-4-12b")
+    unified["text_config"]["hidden_size_per_layer_input"] = 256
+    with pytest.raises(InputError, match="hidden_size_per_layer_input: only 0 is supported"):
+        read(unified)

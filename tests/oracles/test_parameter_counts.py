@@ -15,6 +15,7 @@ from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
+from meshwright.model_specs.huggingface_families import class_defaults
 from meshwright.model_specs.parameters import encoder_parameters, mtp_parameters, parameter_count
 from meshwright.model_specs.reader import catalog_names, load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -237,6 +238,35 @@ def test_transformers_builds_what_is_read_of_every_config_json(tmp_path: Path) -
         if not answer["ok"] or built_count(answer) != expected:
             wrong.append(f"{name}: {answer}, not {expected}")
     assert not wrong, "\n".join(wrong)
+
+
+WITHOUT_A_FIELD = (
+    "granite-swash-2b",
+    "youtu-llm-2b",
+    "minicpm3-4b",
+    "gemma-2-2b",
+    "deepseek-v2-lite",
+)
+"""Of families whose classes have a default that is not what null stands for."""
+
+
+def test_transformers_builds_what_is_read_of_files_without_a_field(tmp_path: Path) -> None:
+    """Each field in its turn that the family's class has a default for."""
+    models: dict[str, ModelSpec] = {}
+    for name in WITHOUT_A_FIELD:
+        document = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
+        inner = document.get("text_config", document)
+        for field in set(class_defaults(document["model_type"])) & set(inner):
+            rest = {key: value for key, value in inner.items() if key != field}
+            copied = tmp_path / f"{name}-{field}.json"
+            whole = rest if inner is document else document | {"text_config": rest}
+            copied.write_text(json.dumps(whole), encoding="utf-8")
+            models[copied.stem] = read_model(copied)
+    cases = [{"file": str(tmp_path / f"{name}.json")} for name in models]
+    answers = ask("transformers_built", cases, tmp_path)
+    assert len(answers) > len(WITHOUT_A_FIELD)
+    for (name, model), answer in zip(models.items(), answers, strict=True):
+        assert (answer["ok"], built_count(answer)) == (True, parameter_count(model)), (name, answer)
 
 
 SAYS_MORE = {"head_dim", "left_out", "source"}
