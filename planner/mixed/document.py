@@ -55,6 +55,7 @@ from meshwright.planner.plan.document import (
 )
 from meshwright.planner.plan.texts import MIXED_KIND, document_text, plan_path, read_feasible_plan
 from meshwright.planner.plan.training_cost import Budget
+from meshwright.planner.request.choices import ALLOW_PLACED
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.request.reader import named_nodes, read_request
 from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_from_document
@@ -64,7 +65,6 @@ MOST_LEADING = 6
 _NOT_MIXED: Mapping[str, object] = {
     "max_cut_use": 1.0,
     "objective": "nominal",
-    "expert_loads": None,
     "hybrid_cp": False,
 }
 """What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
@@ -160,6 +160,11 @@ def read_mixed_request(
             value="idle-gpus",
         )
     asked = (options.get("allow", ()), options.get("pin", ()))
+    if ALLOW_PLACED[0] in str(options.get("allow", ())):
+        what = (
+            "not for a mixed cluster, where experts keep their own order: plan on one of its parts"
+        )
+        raise InputError(what, where="allow", value=ALLOW_PLACED[0])
     offloads = {"offload_modules": "activation-offload", "parameter_offload": "parameter-offload"}
     for pin, allowed in offloads.items():
         if allowed in str(asked) or pin in str(asked):
