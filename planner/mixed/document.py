@@ -292,11 +292,11 @@ class MixedSolverDoc(ClosedDocument):
     method exhaustive all of them."""
     priced: int
     """Of these; by the method exhaustive those with a split that fits."""
-    rounds: int = 0
+    rounds: int = left_out_at(0)
     """CP-SAT models solved: none, but in plans of versions that chose among kernels so."""
-    kernels: int = 0
+    kernels: int = left_out_at(0)
     """In the last of them."""
-    model_bound_s: float | None = None
+    model_bound_s: float | None = left_out_at(None)
     """What that proved of them."""
     method: str = left_out_at("cp-sat")
     """Of the search through parts, and of that on each part."""
@@ -316,8 +316,14 @@ class MixedPredicted(ClosedDocument):
     breakdown_s: dict[str, float]
     """Named parts that add up to `step_time_s`."""
     tokens_per_s: float
+    tokens_per_s_per_gpu: float | None = None
+    """The mean over the GPUs in use; null in plans of versions that did not write it, as are the next two."""
+    tflops_per_gpu: float | None = None
+    """The mean over the GPUs in use, of FLOP that the model asks for."""
     mfu: float
     """Of the peaks of all GPUs in use together."""
+    memory_gib: list[float] | None = None
+    """Peak on one GPU of each pipeline rank, as in `ranks`."""
     host_memory_gib: float | None = None
     """What the host of a node holds of the optimizer where it is offloaded, on the part that holds most."""
     error_band: ErrorBandDoc
