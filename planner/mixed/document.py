@@ -55,6 +55,7 @@ from meshwright.planner.plan.document import (
 )
 from meshwright.planner.plan.texts import MIXED_KIND, document_text, plan_path, read_feasible_plan
 from meshwright.planner.plan.training_cost import Budget
+from meshwright.planner.request.choices import ALLOW_PLACED
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.request.reader import named_nodes, read_request
 from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_from_document
@@ -64,7 +65,6 @@ MOST_LEADING = 6
 _NOT_MIXED: Mapping[str, object] = {
     "max_cut_use": 1.0,
     "objective": "nominal",
-    "expert_loads": None,
     "hybrid_cp": False,
 }
 """What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
@@ -160,6 +160,11 @@ def read_mixed_request(
             value="idle-gpus",
         )
     asked = (options.get("allow", ()), options.get("pin", ()))
+    if ALLOW_PLACED[0] in str(options.get("allow", ())):
+        what = (
+            "not for a mixed cluster, where experts keep their own order: plan on one of its parts"
+        )
+        raise InputError(what, where="allow", value=ALLOW_PLACED[0])
     offloads = {"offload_modules": "activation-offload", "parameter_offload": "parameter-offload"}
     for pin, allowed in offloads.items():
         if allowed in str(asked) or pin in str(asked):
@@ -287,11 +292,11 @@ class MixedSolverDoc(ClosedDocument):
     method exhaustive all of them."""
     priced: int
     """Of these; by the method exhaustive those with a split that fits."""
-    rounds: int = 0
+    rounds: int = left_out_at(0)
     """CP-SAT models solved: none, but in plans of versions that chose among kernels so."""
-    kernels: int = 0
+    kernels: int = left_out_at(0)
     """In the last of them."""
-    model_bound_s: float | None = None
+    model_bound_s: float | None = left_out_at(None)
     """What that proved of them."""
     method: str = left_out_at("cp-sat")
     """Of the search through parts, and of that on each part."""
@@ -311,8 +316,14 @@ class MixedPredicted(ClosedDocument):
     breakdown_s: dict[str, float]
     """Named parts that add up to `step_time_s`."""
     tokens_per_s: float
+    tokens_per_s_per_gpu: float | None = None
+    """The mean over the GPUs in use; null in plans of versions that did not write it, as are the next two."""
+    tflops_per_gpu: float | None = None
+    """The mean over the GPUs in use, of FLOP that the model asks for."""
     mfu: float
     """Of the peaks of all GPUs in use together."""
+    memory_gib: list[float] | None = None
+    """Peak on one GPU of each pipeline rank, as in `ranks`."""
     host_memory_gib: float | None = None
     """What the host of a node holds of the optimizer where it is offloaded, on the part that holds most."""
     error_band: ErrorBandDoc

@@ -501,7 +501,8 @@ def _through_parts(
     memory_gib = mixed_memory_gib(segments, price.stages)
     leading = _leading_on_ranks(kernel.leading, price.counts)
     ranks, nodes, peak = [], [], 0.0
-    stage_gpus = int(price.layout.gpus) // int(price.layout.pp)
+    gpus = int(price.layout.gpus)
+    stage_gpus = gpus // int(price.layout.pp)
     for segment, (part, count) in zip(segments, kernel.composition, strict=True):
         cluster = request.parts[part].cluster
         peak += count * stage_gpus * peak_flops(cluster.device, request.first.precision)
@@ -525,6 +526,9 @@ def _through_parts(
         step_time_s=price.step_time_s,
         breakdown_s=breakdown_s,
         tokens_per_s=tokens / price.step_time_s,
+        tokens_per_s_per_gpu=tokens / price.step_time_s / gpus,
+        tflops_per_gpu=flops / price.step_time_s / gpus / 1e12,
+        memory_gib=[rank.memory_gib for rank in ranks],
         mfu=flops / price.step_time_s / peak,
         host_memory_gib=host_memory_gib(segments, price.stages) or None,
         error_band=_band(segments),

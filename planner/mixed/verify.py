@@ -329,10 +329,20 @@ def _figure_faults(pipeline: Pipeline, stated: MixedPredicted) -> Iterator[str]:
         each.part.workload.gpus * peak_flops(each.part.workload.cluster.device, inputs.precision)
         for each in segments
     )
-    mfu = segments[0].part.workload.model_flops_per_token * tokens / step_s / peak
-    for name, figure in (("tokens_per_s", tokens / step_s), ("mfu", mfu)):
-        if not _same(getattr(stated, name), figure):
-            yield f"{name} is {getattr(stated, name)}, worked out again {figure}"
+    flops_per_s = segments[0].part.workload.model_flops_per_token * tokens / step_s
+    gpus = int(pipeline.layout.gpus)
+    for name, figure in (
+        ("tokens_per_s", tokens / step_s),
+        ("tokens_per_s_per_gpu", tokens / step_s / gpus),
+        ("tflops_per_gpu", flops_per_s / gpus / 1e12),
+        ("mfu", flops_per_s / peak),
+    ):
+        said = getattr(stated, name)
+        if said is not None and not _same(said, figure):
+            yield f"{name} is {said}, worked out again {figure}"
+    ranks_gib = [rank.memory_gib for rank in pipeline.plan.ranks]
+    if stated.memory_gib not in (None, ranks_gib):
+        yield f"memory_gib is {stated.memory_gib}, that of the ranks {ranks_gib}"
     on_host_gib = host_memory_gib(segments, pipeline.stages)
     if not _same(stated.host_memory_gib or 0.0, on_host_gib):
         yield f"host_memory_gib is {stated.host_memory_gib}, worked out again {on_host_gib}"

@@ -152,6 +152,15 @@ def asked_leading(seed: int) -> MixedRequest:
     return replace(request, cluster=spec, parts=(first, other))
 
 
+def asked_with_loads(seed: int) -> MixedRequest:
+    """The same with experts that are not equally popular: the busiest rank of each degree has more to do."""
+    draw = random.Random(f"loads {seed}")
+    request = asked_leading(seed)
+    by_ep = tuple((ep, draw.choice([1.0, 1.2, 2.0, 3.5])) for ep in (2, 4))
+    parts = tuple(replace(part, expert_imbalance_by_ep=by_ep) for part in request.parts)
+    return replace(request, parts=parts)
+
+
 def asked_other(seed: int) -> MixedRequest:
     """The same with other training: adapters, preferences, packs of unlike samples, images, or two of these.
 
@@ -533,11 +542,21 @@ NEAR = ((asked, 5), (asked_leading, 7))
 """Requests with rows whose bound is near their price."""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (0, 3, 4, 5, 6))]
+)
+def test_experts_that_are_not_equally_popular_are_planned_as_well_as_can_be(seed: int) -> None:
+    compare(seed, asked_with_loads)
+    assert best_by_brute_force(seed, asked_with_loads) != best_by_brute_force(seed, asked_leading)
+
+
 @pytest.mark.parametrize(
     ("asked_for", "seed"),
     [
         *NEAR,
         (asked_other, 0),
+        pytest.param(asked_with_loads, 1, marks=pytest.mark.soak),
         pytest.param(asked_leading, 1, marks=pytest.mark.slow),
         *(
             pytest.param(asked_for, seed, marks=pytest.mark.soak)
