@@ -1152,7 +1152,13 @@ class LayerRooms(NamedTuple):
         LayerRooms
             Of k layouts.
         """
-        return LayerRooms(*(column[rows] for column in self))
+        return self._replace(
+            most=self.most[rows],
+            first=self.first[rows],
+            more=self.more[rows],
+            more_again=self.more_again[rows],
+            recomputed=self.recomputed[rows],
+        )
 
     def hold(
         self, main_layers: NDArray[np.float64], in_first: NDArray[np.float64]
