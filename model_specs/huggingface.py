@@ -196,6 +196,13 @@ _UNLIKE_WIDTHS = (
     "those of gemma4, mimo_v2_flash, step3p5 and laguna can be priced"
 )
 
+_COMPRESSED = (
+    "attention to compressed keys and values (DeepSeek-V4) is not supported: megatron-core 0.19.2 has no "
+    "such layer, and transformers computes it operator by operator, which has no price"
+)
+"""No `csa_compress_ratios` in megatron-core 0.19.2, which Megatron-Bridge 0.6.2 sets for it; eager attention
+alone in transformers 5.24 (modular_deepseek_v4.py, DeepseekV4PreTrainedModel)."""
+
 REFUSING_FIELDS = {
     "global_head_dim": _UNLIKE_WIDTHS,
     "hidden_size_per_layer_input": "residuals in several streams beside a token table for each layer (Gemma "
@@ -207,7 +214,8 @@ REFUSING_FIELDS = {
     "num_attention_heads_per_layer": _UNLIKE_WIDTHS,
     "attention_value_scale": "values of another width than keys outside latent attention are not supported "
     "in this family: only those of mimo_v2_flash can be priced",
-    "compress_ratios": "attention to compressed keys and values (DeepSeek-V4) is not supported",
+    "compress_ratios": _COMPRESSED,
+    "compress_rates": _COMPRESSED,
     "sparse_attention_config": "attention to chosen blocks of positions is not supported in this family: "
     "only that of minimax_m3_vl can be priced",
     "block_configs": "layers that each have widths of their own (Nemotron from architecture search) are not "
@@ -234,6 +242,22 @@ REFUSING_FIELDS = {
     "patch_size": _VISION,
 }
 """Fields of families that are not read, and what each says of the model."""
+_AT_THEIR_DEFAULT = {
+    "deepseek_v4": "compress_ratios",
+    "hy_v4": "hc_mult",
+    "glm5_next_text": "hc_mult",
+    "gemma3n": "hidden_size_per_layer_input",
+    "gemma3n_text": "hidden_size_per_layer_input",
+    "inkling_text": "swa_num_key_value_heads",
+    "lfm3": "conv_L_cache",
+    "longcat_flash": "zero_expert_num",
+    "nemotron-nas": "block_configs",
+    "axk2": "index_topk",
+    "qwen4_exp_text": "linear_num_value_heads",
+    "zamba": "mamba_d_state",
+    "zamba2": "mamba_d_state",
+}
+"""Of families whose files may leave such a field out, for it is at its class's default: which it is."""
 _INSTEAD = "a model YAML with layers that `meshwright schema model` has plans the nearest model with a price"
 
 _YAML_FIELDS = {
@@ -279,6 +303,10 @@ def refusal(
         if data.get(field) is not None:
             what = f"{reason}; {_INSTEAD}"
             return InputError(what, where=f"{where}: {prefix}{field}", value=data[field])
+    if model_type in _AT_THEIR_DEFAULT:
+        field = _AT_THEIR_DEFAULT[model_type]
+        what = f"{REFUSING_FIELDS[field]} (its {field} is left out, at its default); {_INSTEAD}"
+        return InputError(what, where=f"{where}: {prefix}model_type", value=model_type)
     unsupported = InputError(
         "this model family is not supported",
         where=f"{where}: {prefix}model_type",

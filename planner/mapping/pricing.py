@@ -436,8 +436,8 @@ class MappedPricing(CostModelPricing):
 
     def _on_slots(self, layout: Layout, plain: Instance | None) -> Instance | None:
         """`plain` is the problem of its degrees, where it is known."""
-        workload, layers = self._workload.on(int(layout.gpus)), self._workload.model.layers
-        stages = balanced_stages(layers, int(layout.pp), 1)
+        workload, model = self._workload.on(int(layout.gpus)), self._workload.model
+        stages = balanced_stages(model.layers, int(layout.pp), 1, model.stage_begins)
         if stages is None:
             return None
         try:

@@ -109,10 +109,13 @@ def arrangement(run: Run) -> tuple[Stages, Placement]:
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
     """
     workload, layout = run.workload, run.layout
-    stages = run.stages or balanced_stages(workload.model.layers, int(layout.pp), int(layout.vpp))
+    model = workload.model
+    stages = run.stages or balanced_stages(
+        model.layers, int(layout.pp), int(layout.vpp), model.stage_begins
+    )
     if stages is None:
         raise ValueError(
-            f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "
+            f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {model.layers} layers: "
             "some would have none"
         )
     if run.ranks:

@@ -1640,3 +1640,24 @@ def test_widths_that_transformers_builds_otherwise_are_read_or_refused() -> None
     unified["text_config"]["hidden_size_per_layer_input"] = 256
     with pytest.raises(InputError, match="hidden_size_per_layer_input: only 0 is supported"):
         read(unified)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "words"),
+    [
+        ("deepseek_v4", "compress_ratios", "attention to compressed keys and values"),
+        ("hy_v4", "hc_mult", "residuals in several streams"),
+        ("gemma3n_text", "hidden_size_per_layer_input", "residuals in several streams"),
+        ("longcat_flash", "zero_expert_num", "experts that compute nothing"),
+    ],
+)
+def test_families_are_refused_for_the_same_reason_without_the_field(
+    model_type: str, field: str, words: str
+) -> None:
+    """No model YAML is offered that would pass for one of their layers."""
+    plain = {"model_type": model_type, "hidden_size": 4096, "num_hidden_layers": 43}
+    for data, where in ((plain | {field: 4}, field), (plain, "model_type")):
+        with pytest.raises(InputError, match=f"config.json: {where}: {words}") as refused:
+            read(data)
+        assert "plans the nearest model with a price" in str(refused.value)
+        assert "fill this in" not in str(refused.value)

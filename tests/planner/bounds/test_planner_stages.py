@@ -23,6 +23,7 @@ from meshwright.planner.bounds.layer_split import (
     frontier,
     level_splits,
 )
+from meshwright.planner.search.space import even_virtual_stages
 from tests.planner.bounds.best_split import best_split
 
 Counts = tuple[int, ...]
@@ -199,3 +200,24 @@ def test_memory_bounds_lie_below_splits_with_shorter_ends(
             row_gib = row.fixed_gib + row.layer_gib * sum(chunks) + row.leading_gib * dense
             assert row_gib - row.relief_gib * again <= held_gib[rank] * (1 + 1e-9)
             assert rooms[rank] >= sum(chunks) - dense
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (4, 5), (2, 10), (5, 4), (16, 1), (21, 1)])
+def test_splits_of_runs_begin_where_stages_may(pp: int, vpp: int) -> None:
+    """GLM-5.2: two layers, then nineteen runs of four; as many stages as runs at most."""
+    begins = load_catalog_model("glm-5.2").stage_begins
+    splits = [*level_splits(78, pp, vpp, begins=begins), balanced_stages(78, pp, vpp, begins)]
+    for stages in splits:
+        assert stages is not None
+        chunks = [size for level in zip(*stages, strict=True) for size in level]
+        assert sum(chunks) == 78
+        assert {sum(chunks[:number]) for number in range(len(chunks))} <= set(begins)
+    assert balanced_stages(78, 22, 1, begins) is None
+    assert ((2, 4, 4, 4, 4), *((4,) * 5,) * 3) in level_splits(78, 4, 5, begins=begins)
+
+
+def test_virtual_stages_deal_runs_out_evenly() -> None:
+    """In 19.5 runs of four layers: 20 virtual stages, or 21 and 22 with the ends counted."""
+    begins = load_catalog_model("glm-5.2").stage_begins
+    assert even_virtual_stages(4, 78, 0, begins=begins) == (1, 5)
+    assert even_virtual_stages(2, 78, 0, empty_ends=True, begins=begins) == (1, 2, 5, 10, 11)
