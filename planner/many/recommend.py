@@ -333,12 +333,14 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
     OutOfTimeError
         Where the plan of a size has a time limit, and it came before any plan.
     """
-    clusters = {
-        name: read_mixed_cluster(name) if is_mixed_cluster(name) else read_cluster(name)
-        for name in request.clusters
-    }
-    for cluster in clusters.values():
+    clusters: dict[str, ClusterSpec | MixedClusterSpec] = {}
+    for name in request.clusters:
+        cluster = read_mixed_cluster(name) if is_mixed_cluster(name) else read_cluster(name)
         _check_sizes(request, cluster)
+        if isinstance(cluster, MixedClusterSpec):
+            parts = [cluster.name_of(index) for index in range(len(cluster.parts))]
+            clusters |= {f"{name}#{part}": cluster.part(part) for part in parts}
+        clusters[name] = cluster
     sizes = _SizePlanner(request, clusters, progress)
     target_s = request.target_s
     if target_s is None:
@@ -346,7 +348,13 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
     reached: list[SizedPlan] = []
     missed: list[SizedPlan] = []
     smaller: dict[str, SizedPlan | None] = {}
-    for name in clusters:
+    for name, cluster in clusters.items():
+        if isinstance(cluster, MixedClusterSpec) and (
+            cluster.gpus > (request.most_gpus or cluster.gpus)
+            or any(plan.cluster.startswith(f"{name}#") for plan in reached)
+        ):
+            # All parts together are more GPUs than one that reaches the target.
+            continue
         best, smaller[name] = sizes.fewest(name, target_s)
         side = reached if best.step_time_s <= target_s else missed
         side.append(best)
@@ -365,10 +373,10 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
 
 def _check_sizes(request: SizeRequest, cluster: ClusterSpec | MixedClusterSpec) -> None:
     if isinstance(cluster, MixedClusterSpec):
-        limit = request.most_gpus or cluster.gpus
-        if cluster.gpus > limit or (request.sizes and cluster.gpus not in request.sizes):
-            what = f"the parts of {cluster.name} are taken together, {cluster.gpus} GPUs"
-            raise InputError(what, where="--sizes" if request.sizes else "--gpus")
+        for size in filter(None, (*request.sizes, request.most_gpus)):
+            if not 1 <= size <= cluster.gpus:
+                what = f"the parts of {cluster.name} have {cluster.gpus} GPUs together"
+                raise InputError(what, where="--sizes" if request.sizes else "--gpus", value=size)
         return
     for size in sorted(request.sizes):
         check_gpus(cluster, size)
@@ -446,21 +454,30 @@ class _SizePlanner:
         return [self._plans[task] for task in tasks]
 
     def _swept(self, name: str) -> Sequence[int]:
-        if isinstance(self._clusters[name], MixedClusterSpec):
-            return self._sizes(name)
-        return sorted(set(self._request.sizes)) or self._spread(name)
+        """Sizes of the sweep that a cluster has: parts of a mixed one are smaller than all together."""
+        cluster = self._clusters[name]
+        if not self._request.sizes:
+            return self._spread(name)
+        return sorted(
+            size
+            for size in set(self._request.sizes)
+            if size <= cluster.gpus
+            and (size == cluster.gpus or not isinstance(cluster, MixedClusterSpec))
+        )
 
     def _spread(self, name: str) -> list[int]:
         """Halvings of the largest size, and of three quarters of it as long as these are whole nodes."""
         sizes, cluster = self._sizes(name), self._clusters[name]
-        per_node = 1 if isinstance(cluster, MixedClusterSpec) else cluster.gpus_per_node
+        if isinstance(cluster, MixedClusterSpec):
+            return [size for size in sizes if size <= (self._request.most_gpus or size)]
+        per_node = cluster.gpus_per_node
         halvings = [sizes[-1] / 2**step for step in range(SWEEP_STEPS)]
         between = [size * 0.75 for size in halvings if size * 0.75 >= per_node]
         return sorted({sizes[bisect_left(sizes, size)] for size in [*halvings, *between]})
 
     def _sizes(self, name: str) -> list[int]:
         """Any number of GPUs of one node, then whole nodes; between part-filled nodes what all of them divide
-        into; and the most there are. Parts of a mixed cluster are taken together.
+        into; and the most there are. Of a mixed cluster all GPUs: its parts are clusters of their own.
         """
         cluster = self._clusters[name]
         if isinstance(cluster, MixedClusterSpec):

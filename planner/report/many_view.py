@@ -257,7 +257,7 @@ def _fewest(answer: Recommendation, best: SizedPlan) -> str:
     """Why fewer GPUs do not reach the target, or that this was not proven."""
     smaller = answer.smaller[best.cluster]
     if smaller is None and best.row.get("runs_on"):
-        return "Its parts are taken together: whether one of them is enough, `--cluster` with it answers."
+        return "No part alone reaches it; fewer nodes of several parts together were not tried."
     if smaller is None:
         return "That is the smallest size there is."
     is_proven = answer.misses_for_sure(smaller)

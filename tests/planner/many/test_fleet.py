@@ -583,7 +583,8 @@ def random_cluster(chance: random.Random) -> dict[str, Any]:
         nodes.append(node)
     if chance.random() < 0.25:
         levels[0]["background"] = 0.3
-    chance.shuffle(nodes) if has_leaves else None
+    if has_leaves:
+        chance.shuffle(nodes)
     return {"name": "c", "base": "dgx-h100", "levels": levels, "nodes": nodes}
 
 
@@ -609,7 +610,7 @@ def test_every_plan_that_a_fleet_writes_holds(seed: int, tmp_path: Path, kept: P
     else:
         Path(cluster).write_text(yaml.safe_dump(random_cluster(chance)), encoding="utf-8")
     blocks = [1, 2, 3, 5] if cluster != "gb200-nvl72" else [9]
-    jobs = [
+    jobs: list[dict[str, Any]] = [
         {
             "name": name,
             "model": chance.choice(["llama-3-8b", "qwen3-8b", "gpt-oss-20b"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -262,47 +263,60 @@ def mixed(folder: Path, **prices: float) -> str:
 
 
 @pytest.mark.slow
-def test_parts_of_a_mixed_cluster_are_taken_together(kept: Path, tmp_path: Path) -> None:
-    """As `batch` plans them, 8 GPUs at 2 dollars and 8 at 1, beside another cluster."""
+def test_parts_of_a_mixed_cluster_are_taken_alone_first(kept: Path, tmp_path: Path) -> None:
+    """8 GPUs at 2 dollars and 8 at 1, beside another cluster: all 16 were taken where one was enough."""
     path = mixed(tmp_path, **{"dgx-h100": 2.0, "dgx-a100": 1.0})
-    plan = {"global_batch": 16, "seq_len": 1024, "without": WITHOUT, "pin": "micro_batch=1"}
+    pin = "micro_batch=1,tp=1,cp=1,zero_stage=1,recompute=none"
+    plan = {"global_batch": 64, "seq_len": 2048, "without": WITHOUT, "pin": pin}
     fields = {**plan, "name": "x", "model": "llama-3.2-1b", "cluster": path}
     row = do_job(fields, None)["row"]
+    assert " then " in row["runs_on"]
+    clusters = (path, "dgx-v100")
     asked = wish(
         kept,
         model="llama-3.2-1b",
-        clusters=(path, "dgx-v100"),
+        clusters=clusters,
         plan=plan,
         most_gpus=16,
         step_time_s=row["step_time_s"] * 1.001,
     )
     answer = plan_sizes(asked, quiet)
-    (both,) = [each for each in answer.reached if each.cluster == path]
-    assert (both.gpus, both.usd_per_h) == (16, 8 * 2.0 + 8 * 1.0)
+    (both,) = [each for each in answer.reached if each.cluster.startswith(path)]
+    assert (both.cluster, both.gpus, both.usd_per_h) == (path, 16, 8 * 2.0 + 8 * 1.0)
     assert both.step_time_s == pytest.approx(row["step_time_s"])
     assert both.row["runs_on"] == row["runs_on"]
     assert both.headroom_gib is not None
     document = recommendation_document(answer)
     assert document["proven_fewest"][path] is False
-    assert [each.cluster for each in answer.missed] == ["dgx-v100"]
-    for wrong in ({"most_gpus": 8}, {"sizes": (8,)}):
-        with pytest.raises(InputError, match="the parts of both are taken together, 16 GPUs"):
-            plan_sizes(wish(kept, clusters=(path,), step_time_s=1.0, **wrong), quiet)
+    names = [f"{path}#dgx-h100", f"{path}#dgx-a100", "dgx-v100"]
+    assert [each.cluster for each in answer.missed] == names
+    four_s = do_job({**fields, "cluster": f"{path}#dgx-a100", "gpus": 4}, str(kept))["row"]
+    few = replace(asked, clusters=(path,), step_time_s=four_s["step_time_s"])
+    reached = {each.cluster: each.gpus for each in plan_sizes(few, quiet).reached}
+    assert reached[f"{path}#dgx-a100"] == 4
+    assert path not in reached
+    sweep = plan_sizes(replace(few, step_time_s=None, most_gpus=4), quiet).sweep
+    assert {each.gpus for each in sweep} == {1, 2, 4}
+    for wrong in ({"most_gpus": 17}, {"sizes": (24,)}):
+        with pytest.raises(InputError, match="the parts of both have 16 GPUs together"):
+            plan_sizes(replace(asked, **wrong), quiet)
 
 
 @pytest.mark.slow
 def test_the_verdict_names_the_parts(kept: Path, tmp_path: Path) -> None:
     path = mixed(tmp_path, **{"dgx-h100": 2.0, "dgx-a100": 1.0})
-    line = (
-        f"recommend llama-3.2-1b --cluster {path} --global-batch 16 --seq-len 1024 --step-time 60"
-    )
-    done = CliRunner().invoke(
-        main, [*line.split(), "--cache", str(kept), "--workers", "1", "--pin", "micro_batch=1"]
-    )
+    pin = "micro_batch=1,tp=1,cp=1,zero_stage=1,recompute=none"
+    fields = {"global_batch": 64, "seq_len": 2048, "pin": pin, "name": "x", "model": "llama-3.2-1b"}
+    step_s = do_job({**fields, "cluster": path}, None)["row"]["step_time_s"] * 1.001
+    line = f"recommend llama-3.2-1b --cluster {path} --global-batch 64 --seq-len 2048 --pin {pin} --step-time"
+    more = ["--cache", str(kept), "--workers", "1"]
+    done = CliRunner().invoke(main, [*line.split(), str(step_s), *more])
     assert done.exit_code == 0, done.output
     said = "".join(done.stdout.split())  # long paths are broken anywhere
-    assert said.startswith(f"16GPUsof{path},ondgx-h100")
-    assert "Itspartsaretakentogether" in said
+    assert said.startswith(f"16GPUsof{path},ondgx-h100thendgx-a100")
+    assert "Nopartalonereachesit" in said
+    done = CliRunner().invoke(main, [*line.split(), "60", *more])
+    assert "".join(done.stdout.split()).startswith(f"1GPUof{path}#dgx-a100")
 
 
 @pytest.mark.slow
