@@ -251,7 +251,7 @@ RACK_SHARE = 1 / 6
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 MOST_RATES = 4
-"""Rates of adapters that nodes are searched for; the bound of more is not known."""
+"""Rates of adapters that nodes are searched for: of more the slowest and the fastest, without a bound."""
 NEARLY_FULL = 0.25
 """Of the best link of its kind for each GPU: a block with less left is not used where the others suffice."""
 
@@ -286,7 +286,9 @@ def decide_on_nodes(
     rates = _adapter_rates(request.cluster)
     if len(rates) == 1:
         return _decide_on_alike(request, searched, compares=compares, later=later)
-    listed = rates[:MOST_RATES] if request.max_cut_use == 1 else rates[:1]
+    listed = rates if len(rates) <= MOST_RATES else [rates[0], *rates[1 - MOST_RATES :]]
+    if request.max_cut_use < 1:
+        listed = rates[:1]
     decisions: list[NodeDecision] = []
     with within(request.time_limit_s):
         shares = Shares(len(listed))

@@ -162,7 +162,7 @@ def four_nodes(rates: tuple[int, ...], used: tuple[float, ...] = ()) -> ClusterS
 
 
 def test_nodes_with_slower_adapters_are_left_out_where_that_is_faster() -> None:
-    """All nodes that are free count with the slowest of them: the first two were called optimal, 6 % slower."""
+    """All nodes that are free counted with the slowest of them: the first two were called optimal."""
     pins = "tp=1,cp=1,pp=1,micro_batch=1"
     asked = small(four_nodes((100, 100, 400, 400)), 16, 32, pins)
     plan = fastest_plan(asked)
