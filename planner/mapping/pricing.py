@@ -83,6 +83,7 @@ class _Rows:
 
     placement: Placement
     apart: bool = True
+    any_split: bool = False
 
 
 @dataclass(kw_only=True)

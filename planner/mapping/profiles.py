@@ -65,6 +65,8 @@ class Profiles:
     """How much each need asks for, [k, what]: a row nowhere below another one implies it."""
     apart: bool
     """Whether each stands for mappings that lie alike; else neighbouring values may be joined."""
+    any_split: bool = False
+    """Whether ranks in step may take other splits than `level_splits` under some that each stands for."""
 
     def implying(self, row: int) -> NDArray[np.bool_]:
         """The needs that ask for all that one of them does, itself among them; [k]."""
@@ -193,7 +195,11 @@ def _profiles_of(
     of_groups = [np.asarray(getattr(reach, name)) for reach in reaches for name in names]
     strength = np.concatenate([np.stack(of_groups, axis=1).astype(np.int64), *asked], axis=1)
     return Profiles(
-        placement=_rows(placement, first), needs=needs, strength=strength[first], apart=apart
+        placement=_rows(placement, first),
+        needs=needs,
+        strength=strength[first],
+        apart=apart,
+        any_split=instance.stages_apart and not by_stage,
     )
 
 
@@ -504,6 +510,11 @@ class Placements(Protocol):
         """Whether each stands for mappings that lie alike."""
         ...
 
+    @property
+    def any_split(self) -> bool:
+        """Whether ranks in step may take other splits than `level_splits` under some that each stands for."""
+        ...
+
 
 def _count(placements: Placements) -> int:
     return len(placements.placement.tp)
@@ -554,7 +565,10 @@ def profile_bounds(
             if or_less:
                 context = replace(context, links=best_beyond(context.links))
             stages = _Stages.of(context, [profiles[row].placement for row in part])
-            seconds = _seconds(context, layouts.take(part), counts, limit_gib, stages)
+            any_split = np.repeat([profiles[row].any_split for row in part], counts)
+            seconds = _seconds(
+                context, layouts.take(part), counts, limit_gib, _Splits(any_split, stages)
+            )
             if 1 in numbers_of_groups:
                 apart = np.repeat([profiles[row].apart for row in part], counts)
                 seconds[apart & _no_better_than_one(context)] = np.inf
@@ -640,24 +654,29 @@ BOUND_ROUNDING = 1e-9
 """By which a sum in another order may differ."""
 
 
+class _Splits(NamedTuple):
+    """What else than equal stages under `level_splits` profiles stand for."""
+
+    any_split: BoolArray
+    """By profile, [n]."""
+    stages: _Stages | None
+
+
 def _seconds(
-    context: Context,
-    layouts: Layout,
-    counts: list[int],
-    limit_gib: float,
-    stages: _Stages | None,
+    context: Context, layouts: Layout, counts: list[int], limit_gib: float, splits: _Splits
 ) -> FloatArray:
     times = shared_times(context, LAYER_AXES)
     if times is None:  # No layout has a mapping that keeps its groups where they have to lie.
         return np.zeros(0)
-    if stages is None:
-        busiest_s = busiest_in_rooms_s(context, times, layouts, counts, limit_gib)
-    else:
-        busiest_s = busiest_in_rooms_s(
-            context, stages.best, layouts, counts, limit_gib, any_split=stages.differ
-        )
+    any_split, stages = splits
+    best = times if stages is None else stages.best
+    any_split = any_split if stages is None else any_split | stages.differ
+    busiest_s = busiest_in_rooms_s(
+        context, best, layouts, counts, limit_gib, any_split=any_split if any_split.any() else None
+    )
+    if stages is not None:
         busiest_s = np.maximum(busiest_s, stages.busiest_s)
-        times = replace(times, by_stage=stages.best.with_one_stage())
+        times = replace(times, by_stage=best.with_one_stage())
     fits = np.isfinite(busiest_s)
     traffic = shared_traffic(context, GROUPS_OF_TRAFFIC)
     step = optimistic_step(context, times, np.where(fits, busiest_s, 0.0), traffic)

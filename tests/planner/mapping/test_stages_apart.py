@@ -1,4 +1,4 @@
-"""Stages priced by where their own expert groups lie: the step, splits and mappings, against sums of their own."""
+"""Stages priced by where their own expert groups lie: steps, splits and mappings, against own sums."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSpec
 from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement, StagedPlacement
-from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.rank_load import chunk_passes
+from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.step_time import exact_step, make_context
+from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.exact_cost import MappingBounds
 from meshwright.planner.mapping.effective import PROFILE, PlacedAs
@@ -27,7 +28,7 @@ from tests.planner.mapping.irregular import assignments, legal_layouts, random_r
 
 
 def uneven_request(seed: int) -> PlanRequest:
-    """OLMoE in two or three stages whose expert groups take two nodes each, on leaves that cut some of them."""
+    """OLMoE in stages whose expert groups take two nodes each, on leaves that cut some of them."""
     chance = np.random.default_rng(seed)
     leaves = [(3, 1), (5, 1), (2, 1, 1), (3, 2, 1), (1, 3), (3, 1, 1, 1)][seed % 6]
     nodes = sum(leaves)
@@ -76,7 +77,7 @@ def own_members(cluster: ClusterSpec, layout: Layout, ranks: list[tuple[int, int
     return fewest
 
 
-def best_split_s(workload, layout: Layout, worst: Placement, members: list[int]) -> float:
+def best_split_s(workload: Workload, layout: Layout, worst: Placement, members: list[int]) -> float:
     """1F1B under every split: layers of each stage as long as on a cluster where all stages lie so."""
     layers, pp = workload.model.layers, int(layout.pp)
     times = []
@@ -87,7 +88,9 @@ def best_split_s(workload, layout: Layout, worst: Placement, members: list[int])
     best = inf
     for cuts in itertools.combinations(range(1, layers), pp - 1):
         sizes = np.diff([0, *cuts, layers])
-        seconds = [float(n * t.moe.seconds) for n, t in zip(sizes, times, strict=True)]
+        seconds = [
+            float(n * np.asarray(t.layers[-1].seconds)) for n, t in zip(sizes, times, strict=True)
+        ]
         seconds[0] += float(times[0].embedding.seconds)
         seconds[-1] += float(times[-1].head.seconds)
         stages = tuple((int(n),) for n in sizes)
