@@ -390,9 +390,9 @@ PROMISING = 1.05
 """Of the best price: within this an unproven layout gets the mapping with the least traffic."""
 WORTH_APART = 1.01
 """Where experts' traffic slows a layer by less than this on the worst of places, that prices all stages."""
-MOST_BY_STAGE = 64
+MOST_BY_STAGE = 6
 """Ways in which stages can lie that are priced for a layout, the least bounds first."""
-SHARE_BY_STAGE = 0.1
+SHARE_BY_STAGE = 0.02
 """Of the time that is left, for one layout."""
 TRIES = 3
 """Mappings priced where profiles stand for others too, so that none meets its profile's price."""

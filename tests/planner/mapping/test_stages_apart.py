@@ -105,7 +105,11 @@ def best_split_s(workload: Workload, layout: Layout, worst: Placement, members: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
-def test_the_plan_is_no_slower_than_any_assignment_with_stages_of_their_own(seed: int) -> None:
+def test_the_plan_is_no_slower_than_any_assignment_with_stages_of_their_own(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright.planner.mapping.pricing.MOST_BY_STAGE", 64)
+    monkeypatch.setattr("meshwright.planner.mapping.pricing.SHARE_BY_STAGE", 1.0)
     request = uneven_request(seed)
     tables, least, least_sum = legal_layouts(request), inf, inf
     pricing: MappedPricing = tables.pricing
