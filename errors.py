@@ -27,6 +27,8 @@ LONGEST_VALUE = 80
 """Characters of a user's text that a message repeats."""
 LONGEST_CHOICE_LIST = 60
 """Choices that a message lists."""
+LISTED_BESIDE_A_GUESS = 12
+"""Choices that a message lists beside the one that was likely meant."""
 MOST_COMPARED = 500
 """Choices that a misspelt word is compared with."""
 
@@ -181,11 +183,11 @@ def check_choice(
         raise InputError(what, where=where, value=value, allowed=allowed, did_you_mean=did_you_mean)
 
 
-def listed(choices: Collection[str]) -> str:
-    """Choices joined by commas, cut short where there are very many."""
+def listed(choices: Collection[str], most: int = LONGEST_CHOICE_LIST) -> str:
+    """Choices joined by commas, cut short where there are more than `most`."""
     names = list(choices)
-    unlisted = len(names) - LONGEST_CHOICE_LIST
-    text = ", ".join(names[:LONGEST_CHOICE_LIST])
+    unlisted = len(names) - most
+    text = ", ".join(names[:most])
     return f"{text}, and {unlisted} more" if unlisted > 0 else text
 
 
@@ -213,8 +215,10 @@ def suggestion(word: object, choices: Iterable[str]) -> str:
 
 
 def _remedy(did_you_mean: str | None, allowed: Collection[str]) -> str:
-    text = f" (did you mean {did_you_mean!r}?)" if did_you_mean is not None else ""
-    return f"{text}; allowed: {listed(allowed)}" if allowed else text
+    if did_you_mean is None:
+        return f"; allowed: {listed(allowed)}" if allowed else ""
+    text = f" (did you mean {did_you_mean!r}?)"
+    return f"{text}; allowed: {listed(allowed, LISTED_BESIDE_A_GUESS)}" if allowed else text
 
 
 def near_miss(word: object, choices: Iterable[str]) -> str | None:

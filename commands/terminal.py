@@ -233,17 +233,13 @@ _OPTIONS_OF_OTHERS = {
     "--kind dpo": "dpo",
     "--sweep hbm_gib=N": "gpu-memory hbm hbm-gib vram",
     "--tokens": "num-tokens total-tokens train-tokens",
+    "--gpu-hour-price P with --tokens T, for the dollars of a training": "budget cost max-cost price usd",
     "--precision": "bf16 dtype fp16 fp8",
     "--pin micro_batch=N": "mbs micro-batch micro-batch-size per-device-train-batch-size",
     "--pin zero_stage=N": "stage zero zero-stage",
     "--pin recompute=full": "activation-checkpointing gradient-checkpointing recompute",
 }
 """What others call an option here, by what to write."""
-_AXES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "data": "dp", "expert": "ep"}
-_DEGREE = re.compile(
-    r"(?P<axis>tp|pp|cp|dp|ep|tensor|pipeline|context|data|expert)(-model)?(-parallel(ism)?)?(-size|-degree)?"
-)
-"""What others call a degree."""
 _COMMANDS_OF_OTHERS = {
     **{name: f"catalog {name}" for name in ("clusters", "devices", "models")},
     **dict.fromkeys(("gpus", "list", "ls", "show"), "catalog models|clusters|devices"),
@@ -253,6 +249,8 @@ _COMMANDS_OF_OTHERS = {
     **dict.fromkeys(("sweep", "scan"), "plan --sweep"),
     **dict.fromkeys(("whatif", "what-if", "why"), "explain"),
     **dict.fromkeys(("choices", "options"), "plan --help"),
+    **dict.fromkeys(("check", "feasible", "fit", "fits"), "plan"),
+    **dict.fromkeys(("buy", "cost", "rent", "size"), "recommend"),
     **dict.fromkeys(("diff",), "compare"),
     **dict.fromkeys(("ui", "web", "gui"), "serve"),
     "help": "--help",
@@ -270,11 +268,10 @@ def _of_another_name(error: click.NoSuchOption) -> str | None:
     name = error.option_name.lstrip("-").replace("_", "-").lower()
     if name in _WITHOUT_PRICE.split():
         return "It changes no price: leave it out here."
-    from meshwright.planner.request.choices import DEGREES
+    from meshwright.planner.request.choices import DEGREES, degree_meant
 
     named = {old: new for new, names in _OPTIONS_OF_OTHERS.items() for old in names.split()}
-    degree = _DEGREE.fullmatch(name)
-    axis = _AXES.get(degree["axis"], degree["axis"]) if degree else name
+    axis = degree_meant(name) or name
     written = f"--pin {axis}=N" if axis in DEGREES else named.get(name)
     params = [] if error.ctx is None else error.ctx.command.params
     options = {option for param in params for option in param.opts}

@@ -54,6 +54,10 @@ def test_all_errors_have_one_base_and_a_code() -> None:
 def test_long_lists_are_cut_short() -> None:
     assert listed(["a", "b"]) == "a, b"
     assert listed([str(number) for number in range(62)]).endswith("58, 59, and 2 more")
+    names = [f"name-{number}" for number in range(30)]
+    guessed = InputError("is not known", value="name-", allowed=names, did_you_mean="name-7")
+    assert str(guessed).endswith("(did you mean 'name-7'?); allowed: " + listed(names, 12))
+    assert guessed.allowed == tuple(names)
 
 
 def test_a_part_of_a_name_is_a_near_miss() -> None:

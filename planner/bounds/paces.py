@@ -948,8 +948,6 @@ def busiest_in_rooms_s(
     main_layers = model.moe_layers or model.dense_layers
     leading, owner = _leading(workload), np.repeat(np.arange(len(counts)), counts)
     end_rank = last_rank(context.layout.schedule, context.layout.pp)
-    # A DualPipe rank works for its mirror's stage too: what it holds says nothing of its own load.
-    mirrored = (np.asarray(layouts.schedule) == int(Schedule.DUALPIPE))[:, None]
     again_s, layer_s, vpp, end_rank = (
         np.broadcast_to(np.asarray(value), owner.shape)
         for value in (
@@ -972,10 +970,7 @@ def busiest_in_rooms_s(
         rows = np.flatnonzero(fewest >= 0)
         recomputed = replace(layouts.take(rows), recompute_layers=largest[rows])
         in_front = None if front is None else front.is_of[rows]
-        rooms = _rooms(workload, recomputed, limit_gib, in_front)
-        most = rooms.most if isinstance(rooms, LayerRooms) else rooms.most_layers()
-        most = np.where(mirrored[rows], float(main_layers), most)
-        most[_lacks_room_for_one(recomputed, most, leading)] = 0.0
+        rooms, most = _rooms(workload, recomputed, limit_gib, in_front)
         mappings = np.flatnonzero(np.isin(owner, rows))
         owners, mapping_again_s = owner[mappings], again_s[mappings]
         every, each = fewest[owners] == ALL_LAYERS, seconds.take(mappings)
@@ -1016,10 +1011,18 @@ def busiest_in_rooms_s(
 
 def _rooms(
     workload: Workload, layouts: Layout, limit_gib: float, in_front: NDArray[np.bool_] | None
-) -> LayerRooms | UnlikeRooms:
-    """What ranks have room for."""
+) -> tuple[LayerRooms | UnlikeRooms, FloatArray]:
+    """What ranks have room for, and the main layers that are, [n, ranks]; 0 where no split can fit."""
+    model = workload.model
     unlike = unlike_rooms(workload, layouts, limit_gib)
-    return unlike or layer_rooms(workload, layouts, limit_gib, in_front)
+    rooms = unlike or layer_rooms(workload, layouts, limit_gib, in_front)
+    most = rooms.most if isinstance(rooms, LayerRooms) else rooms.most_layers()
+    # A DualPipe rank works for its mirror's stage too: what it holds says nothing of its own load.
+    mirrored = (np.asarray(layouts.schedule) == int(Schedule.DUALPIPE))[:, None]
+    most = np.where(mirrored, float(model.moe_layers or model.dense_layers), most)
+    leading = model.dense_layers if model.moe_layers else 0
+    most[_lacks_room_for_one(layouts, most, leading)] = 0.0
+    return rooms, most
 
 
 def _lacks_room_for_one(layouts: Layout, most: FloatArray, leading: int) -> NDArray[np.bool_]:

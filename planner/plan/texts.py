@@ -106,6 +106,9 @@ def read_plan(path: str | PathLike[str]) -> Plan:
     """
     path = plan_path(Path(path))
     where = path_text(path)
+    if path.suffix in (".sh", ".toml"):
+        what = "`estimate FILE --from-launch` reads what a framework is started with"
+        raise InputError(f"{NO_PLAN}; {what}", where=where)
     data = read_mapping(path, LARGE_FILE_BYTES)
     if data.get("kind") == MIXED_KIND:
         what = (

@@ -272,9 +272,9 @@ def compare_view(names: tuple[str, str], plans: tuple[AnyPlan, AnyPlan]) -> View
         line(Words("first:  ", "dim"), names[0]),
         line(Words("second: ", "dim"), names[1]),
     ]
-    if document["differing_inputs"]:
+    if inputs := document["differing_inputs"]:
         warning = Words("the plans answer different questions: ", "bold yellow")
-        view.append(line(warning, f"{', '.join(document['differing_inputs'])} differ"))
+        view.append(line(warning, f"{', '.join(inputs)} differ{'s' * (len(inputs) == 1)}"))
     if (speed_up := document["second_over_first"]["tokens_per_s"]) is not None:
         view.append(line(f"the second is {speed_up:.2f} x as fast in tokens/s"))
     columns = [

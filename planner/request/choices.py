@@ -13,6 +13,7 @@ goes with is said by the cost model and the rules.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -313,6 +314,23 @@ NUMBERS = tuple(choice.name for choice in OF_LAYOUT if not choice.words)
 DEGREES = tuple(
     choice.name for choice in CHOICES if choice.record == "axes" and choice.decided == "degrees"
 )
+_AXES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "data": "dp", "expert": "ep"}
+_DEGREE = re.compile(
+    r"(?P<axis>tp|pp|cp|dp|ep|tensor|pipeline|context|data|expert)"
+    r"([-_ ]model)?([-_ ]parallel(ism)?)?([-_ ](size|degree))?"
+)
+
+
+def degree_meant(word: str) -> str | None:
+    """The degree that other programs call so, or None.
+
+    >>> degree_meant("tensor_model_parallel_size"), degree_meant("pipeline-parallel"), degree_meant("vpp")
+    ('tp', 'pp', None)
+    """
+    degree = _DEGREE.fullmatch(word.lower())
+    return _AXES.get(degree["axis"], degree["axis"]) if degree else None
+
+
 EXPERT_DEGREES = tuple(name for name in DEGREES if BY_NAME[name].shown_for == "experts")
 MAKING_ROOM = tuple(choice.name for choice in OF_LAYOUT if choice.decided == "room")
 DOUBLED = tuple(choice.name for choice in CHOICES if choice.doubled)

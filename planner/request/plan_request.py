@@ -62,6 +62,7 @@ from meshwright.planner.request.choices import (
     PERMISSIONS,
     PINS,
     WITHOUT,
+    degree_meant,
 )
 from meshwright.planner.request.executions import (
     ExecutionOptions,
@@ -720,7 +721,8 @@ def _plain(number: float) -> str:
 def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
     if value in allowed:
         return
-    near = near_miss(value, allowed)
+    meant = degree_meant(value) if isinstance(value, str) else None
+    near = meant if meant in allowed else near_miss(value, allowed)
     hint = f"; did you mean {near!r}?" if near else ""
     raise InputError(
         f"{name}: {shown(value)} is not known{hint} Allowed: {listed(allowed)}"

@@ -114,6 +114,14 @@ def test_words_of_other_programs_are_told_what_to_write(words: str, message: str
         ("train", "Did you mean 'plan'?"),
         ("sweep", "Did you mean 'plan --sweep'?"),
         ("whatif run", "Did you mean 'explain'?"),
+        ("fit llama-3-8b", "Did you mean 'plan'?"),
+        ("rent", "Did you mean 'recommend'?"),
+        ("recommend qwen3-8b --budget 20000", "Write --gpu-hour-price P with --tokens T"),
+        (
+            "plan qwen3-8b --cluster dgx-h100 --gpus 8 --global-batch 8 --seq-len 512 "
+            "--pin tensor_model_parallel_size=2",
+            "'tensor_model_parallel_size' is not known; did you mean 'tp'?",
+        ),
         ("launch run --target slime", "'slime' trains the actor with one of these frameworks"),
         ("launch run --target megatron-bridge", "is written as --target bridge"),
         ("launch run --target pbs", "runs launch.sh of a framework's target on each node"),

@@ -641,8 +641,9 @@ def adapter_targets(
         unread += [] if ends == EXPERT_PARAMETERS else [parameters]
     if not targets:
         what = "names no matrix of a layer that is known"
-        allowed = (ALL_LINEAR, *TARGETS)
-        raise InputError(what, where=f"{where}: {modules}", value=said, allowed=allowed)
+        if not said:
+            what = "is missing: say which matrices have an adapter"
+        raise InputError(what, where=f"{where}: {modules}", value=said or ..., allowed=TARGETS)
     return targets, unread
 
 

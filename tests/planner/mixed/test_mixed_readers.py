@@ -117,6 +117,7 @@ def test_a_pipeline_is_compared_with_the_plan_of_a_part(
     assert document["differing_inputs"] == ["cluster", "gpus"]
     assert document["plans"][1]["runs_on"] == ["dgx-h100", "dgx-a100"]
     shown = run("compare", tmp_path / "one", folder)
+    assert "the plans answer different questions: cluster, gpus differ\n" in shown
     assert f"the second is {alone_s / step_s:.2f} x as fast" in shown
     assert "ranks 0" in shown
 

@@ -553,7 +553,7 @@ def test_what_axolotl_changes_and_is_not_read_is_listed(
         ({"adapter": "llama-adapter"}, "adapter: has no price yet"),
         ({"adapter": "qlora"}, "load_in_4bit: must be true"),
         ({"adapter": "lora"}, "lora_r: is needed"),
-        ({"adapter": "lora", "lora_r": 8}, "lora_target_modules: names no matrix"),
+        ({"adapter": "lora", "lora_r": 8}, "lora_target_modules: is missing: say which matrices"),
         ({"load_in_8bit": True}, "load_in_8bit: needs an adapter"),
         (ADAPTERS | {"load_in_8bit": True}, "load_in_8bit: cannot be true beside load_in_4bit"),
         ({"rl": "grpo"}, "rl: has no price yet"),
