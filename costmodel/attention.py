@@ -28,9 +28,9 @@ from meshwright.costmodel.layer_context import (
     tensor_parallel_s,
 )
 from meshwright.costmodel.layout import Floats, Recompute
+from meshwright.costmodel.lengths import QUERY_BLOCK, share_in_window
 from meshwright.costmodel.other_blocks import sparse_core_s
 from meshwright.costmodel.workload import Workload, sequences_in_micro_batch
-from meshwright.model_specs.parameters import attended_positions
 
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
 """Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""
@@ -50,9 +50,6 @@ gradient read and that of the output written, then both read, their product writ
 a head (transformers 5.23, models/laguna/modeling_laguna.py, LagunaAttention, and autograd)."""
 _UNDER_A_MASK = 2.0
 """Scores that a kernel computes which computes all, over those of causal attention."""
-_QUERY_BLOCK = 256.0
-"""Queries of a head that one thread block of fused attention works on."""
-
 _COLUMN_PRODUCTS = 3
 """Matrices of queries, keys and values."""
 
@@ -383,7 +380,7 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
     narrow = c.constants.device.narrow_head_factor if waits_for_exponentials else 1.0
     if model.attention_sinks:
         narrow *= shared["sink_attention_factor"]
-    blocks = np.maximum(queries / _QUERY_BLOCK, 1.0)
+    blocks = np.maximum(queries / QUERY_BLOCK, 1.0)
     idle_f = 1.0 + shared["occupancy_forward"] * rates.sms / blocks
     idle_b = 1.0 + shared["occupancy_backward"] * rates.sms / blocks
     worst = 1.0 + rates.sms / blocks
@@ -498,11 +495,7 @@ def window_share(c: Context) -> float:
 
 
 def one_window_share(c: Context) -> float:
-    """Score area of a layer with a window over that of full causal attention, as kernels compute it.
-
-    Of blocks of queries the diagonal is computed half in vain, and the far edge of a sliding window as well.
-    cuDNN's kernels take 0.9 to 1.3 times as long (NVIDIA/cudnn-frontend 3929da2, benchmark/
-    sdpa_benchmark_training/results: gpt_oss, windows of 128 and 1,024, heads of 64, GB200, GB300 and H200).
+    """Score area of a layer with a window over that of full causal attention (`lengths.share_in_window`).
 
     Parameters
     ----------
@@ -519,9 +512,4 @@ def one_window_share(c: Context) -> float:
         return _UNDER_A_MASK
     if c.workload.lengths is not None:
         return c.workload.lengths.windowed_share
-    if model.sliding_window is None or model.sliding_window >= seq:
-        return 1.0
-    positions = attended_positions(seq, model.sliding_window, chunked=model.chunked_windows)
-    edge = _QUERY_BLOCK / 2.0
-    edges = edge if model.chunked_windows else 2.0 * edge
-    return min((positions + edges) / (attended_positions(seq) + edge), 1.0)
+    return share_in_window(seq, model.sliding_window, chunked=model.chunked_windows)

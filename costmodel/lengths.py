@@ -53,9 +53,42 @@ _FEWEST_PACKS = 500
 _MOST_DRAWN = 131_072
 _SEED = 20_251_125
 """Of the order in which samples come: the same file gives the same packs."""
+QUERY_BLOCK = 256.0
+"""Queries of a head that one thread block of fused attention works on."""
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+
+
+def share_in_window(seq_len: float, window: int | None, *, chunked: bool) -> float:
+    """Score area of one sequence under a window over that under a causal mask, as kernels compute both.
+
+    Of blocks of queries the diagonal is computed half in vain, and the far edge of a sliding window as well.
+    cuDNN's kernels take 0.9 to 1.3 times as long (NVIDIA/cudnn-frontend 3929da2, benchmark/
+    sdpa_benchmark_training/results: gpt_oss, windows of 128 and 1,024, heads of 64, GB200, GB300 and H200).
+
+    Parameters
+    ----------
+    seq_len : float
+        Tokens of the sequence, above 0.
+    window : int, optional
+        Tokens, at least 1; None without.
+    chunked : bool
+        Whether windows are chunks.
+
+    Returns
+    -------
+    float
+        Above 0, at most 1; 1 where no window is shorter than the sequence.
+    """
+    if window is None or window >= seq_len:
+        return 1.0
+    edge = QUERY_BLOCK / 2.0
+    edges = edge if chunked else 2.0 * edge
+    positions = attended_positions(seq_len, window, chunked=chunked)
+    return min((positions + edges) / (attended_positions(seq_len) + edge), 1.0)
+
+
 Loads = tuple[tuple[float, float], ...]
 """(attention of a pack over that of the mean pack, share of packs), from the least."""
 Dealt = tuple[tuple[int, float], ...]
@@ -188,7 +221,7 @@ def packed_lengths(
     if packing == UNPACKED:
         # Padding attends and is attended to, behind what is real.
         fill = float(cut @ numbers.astype(np.float64)) / (float(numbers.sum()) * pack_size)
-        windowed_share = attended_positions(pack_size, window, chunked=chunked) / (pack_size / 2)
+        windowed_share = share_in_window(pack_size, window, chunked=chunked)
         return PackedLengths(**about, samples_a_pack=1.0, fill=fill, windowed_share=windowed_share)
     samples = _drawn(cut, numbers, pack_size)
     if packing == "first-fit-decreasing":
@@ -205,10 +238,8 @@ def packed_lengths(
     windowed = squares
     if window is not None:
         distinct, back = np.unique(samples, return_inverse=True)
-        positions = np.array(
-            [attended_positions(n, window, chunked=chunked) for n in distinct.tolist()]
-        )
-        seen = (samples / pack_size) * (positions[back] / (pack_size / 2))
+        shares = np.array([share_in_window(n, window, chunked=chunked) for n in distinct.tolist()])
+        seen = (samples / pack_size) ** 2 * shares[back]
         windowed = np.asarray(np.bincount(packs, seen, number), dtype=np.float64)
     fill = min(float(tokens.mean()) / pack_size, 1.0)
     mean_tokens = float(cut @ numbers.astype(np.float64)) / float(numbers.sum())

@@ -89,11 +89,12 @@ def test_longer_samples_are_cut() -> None:
 
 
 def test_a_window_shortens_long_samples_alone() -> None:
-    # A sample of 4 sees 2 positions in the mean, one of 16 under a window of 4 sees 4 - 16 / 32 = 3.5.
-    packed = packs_of([16] * 5, 16, "sequential", window=4, windowed_fraction=1.0)
-    assert packed.windowed_share == pytest.approx(3.5 / 8)
-    packed = packs_of([4] * 20, 16, "sequential", window=4, windowed_fraction=1.0)
-    assert packed.windowed_share == pytest.approx(4 * 4 * 2 / (16 * 8))
+    # One of 16,384 under a window of 4,096 sees 4,096 - 4,096^2 / 32,768 = 3,584 positions in the mean, and half
+    # a block of 256 queries at either edge in vain; without the window 8,192 and one half.
+    packed = packs_of([16384] * 5, 16384, "sequential", window=4096, windowed_fraction=1.0)
+    assert packed.windowed_share == pytest.approx((3584 + 256) / (8192 + 128))
+    packed = packs_of([4096] * 20, 16384, "sequential", window=4096, windowed_fraction=1.0)
+    assert packed.windowed_share == pytest.approx(4 * 4096**2 / 16384**2)
     assert packed.windowed_share == packed.attended_share
 
 

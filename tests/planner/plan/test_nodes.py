@@ -473,7 +473,7 @@ def _twelve_of(free: tuple[int, int]) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize(("batch", "used"), [(15, {"n5": 5}), (16, {"n5": 4})])
+@pytest.mark.parametrize(("batch", "used"), [(15, {"n5": 5}), (16, {"n3": 3, "n5": 5})])
 def test_two_nodes_with_three_and_five_gpus(batch: int, used: dict[str, int]) -> None:
     """Both ended in an internal error: ranks on two nodes, priced as if one held them."""
     nodes = [{"name": f"n{free}", "leaf": "l", "free_gpus": free} for free in (3, 5)]
