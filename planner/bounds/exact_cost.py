@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple, TypeVar
@@ -25,7 +25,6 @@ from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.placement import placement_on
-from meshwright.costmodel.rank_load import chunk_loads
 from meshwright.costmodel.step_time import (
     StepTime,
     exact_step,
@@ -44,7 +43,6 @@ from meshwright.planner.bounds.layer_split import (
     frontier,
     least_busiest_rank_s,
     level_splits,
-    splits_by_place,
 )
 from meshwright.planner.bounds.mappings import Matrices, pick, rows_of_context
 from meshwright.planner.bounds.paces import MemoryFit
@@ -66,8 +64,6 @@ class Priced:
     step_time_s: float
     ranks: tuple[tuple[int, int], ...] | None = None
     """On an irregular allocation, (node, local GPU) of every rank; the matrix is empty then."""
-    stage_ep: tuple[tuple[int, ...], ...] | None = None
-    """`StagedPlacement.stage_ep`, where stages are priced apart."""
     execution: Execution = field(default_factory=Execution)
     """How it is run."""
     cut_uses: tuple[tuple[str, float], ...] = ()
@@ -104,32 +100,11 @@ class PlacedLayouts:
 
     @cached_property
     def costs(self) -> FloatArray:
-        """Columns of `LayerCosts`, and behind them what layers take on each stage where these differ;
-        [columns, r].
-        """
+        """Columns of `LayerCosts`, [columns, r]."""
         size, costs = (len(self.context.placement.tp),), costs_of_times(self.context, self.times)
-        columns = [np.broadcast_to(np.asarray(column), size) for column in vars(costs).values()]
-        if self.times.by_stage is not None:
-            for kind in self.times.by_stage.layers:
-                columns += [*np.asarray(kind.seconds).T, *np.asarray(kind.recompute_s).T]
-        return np.stack(columns)
-
-    def by_stage_s(self, row: int) -> list[list[tuple[float, float]]]:
-        """`unlike_s` of a row on each stage, of dense layers and those with experts where layers are alike;
-        empty where stages are.
-        """
-        if self.times.by_stage is None:
-            return []
-        kinds = [
-            zip(
-                np.asarray(kind.seconds)[row].tolist(),
-                np.asarray(kind.recompute_s)[row].tolist(),
-                strict=True,
-            )
-            for kind in self.times.by_stage.layers
-        ]
-        stages = [list(stage) for stage in zip(*kinds, strict=True)]
-        return [] if all(stage == stages[0] for stage in stages) else stages
+        return np.stack(
+            [np.broadcast_to(np.asarray(column), size) for column in vars(costs).values()]
+        )
 
     def unlike_s(self, row: int) -> list[tuple[float, float]]:
         """Seconds of each kind of unlike layers in a row, and what recomputing one adds."""
@@ -161,7 +136,7 @@ class PlacedLayout:
         placed = {name: np.asarray(column)[own] for name, column in vars(every.placement).items()}
         size = np.full(len(own), int(self.layout.micro_batch), dtype=np.int64)
         layout = replace(self.layout, micro_batch=size)
-        return replace(every, layout=layout, placement=replace(every.placement, **placed))
+        return replace(every, layout=layout, placement=Placement(**placed))
 
     @cached_property
     def times(self) -> KindTimes:
@@ -429,9 +404,8 @@ class LayoutPricing:
             members = rows[bound_s[rows] < best[0]]
             if not len(members):
                 continue
-            row = int(every.index[rows[0]])
             split_costs = self._fit.split_costs(
-                group_costs, every.among.unlike_s(row), every.among.by_stage_s(row)
+                group_costs, every.among.unlike_s(int(every.index[rows[0]]))
             )
             busiest_s = least_busiest_rank_s(split_costs, rooms)
             if not np.isfinite(busiest_s):
@@ -537,33 +511,17 @@ class LayoutPricing:
     ) -> Asking[list[PricedSplit]]:
         """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
         bounded = []
-        micro_batches = int(placed.layout.num_micro_batches)
-        by_place = [
-            stages
-            for stages in splits_by_place(costs)
-            if all(self._fit.fits(rank, *own) for rank, own in enumerate(costs.counts_of(stages)))
-        ]
-        for stages in (
-            *level_splits(
-                costs.layers,
-                costs.pp,
-                costs.vpp,
-                empty_ends=costs.empty_ends,
-                begins=costs.begins,
-            ),
-            *by_place,
+        for stages in level_splits(
+            costs.layers,
+            costs.pp,
+            costs.vpp,
+            empty_ends=costs.empty_ends,
+            begins=costs.begins,
         ):
             if not self._fit.fits_stages(stages):
                 self.memory_limits = True
             elif not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
-                if self._workload.model.unlike_layers:
-                    each_s = least_interleaved_s(placed.context, placed.times, stages)
-                else:
-                    chunks_s = chunk_loads(placed.context, placed.times, stages)
-                    each_s = micro_batches * chunks_s.max(axis=-1).sum(axis=-1)
-                    ranks_s = chunks_s.sum(axis=-2)
-                    fill_s = ranks_s.sum(axis=-1) - ranks_s.max(axis=-1)
-                    each_s = each_s + costs.bubble_share * fill_s / costs.vpp
+                each_s = least_interleaved_s(placed.context, placed.times, stages)
                 bounded.append((float(np.min(each_s)), stages))
         parts = optimistic_step(placed.context, placed.times).parts
         beside_s = float(np.min(sum(np.asarray(parts[name]) for name in _WHATEVER_THE_SPLIT)))
@@ -571,10 +529,9 @@ class LayoutPricing:
         for pipeline_s, stages in sorted(bounded):
             if pipeline_s + beside_s >= cutoff_s:
                 break
-            if self._workload.model.unlike_layers:
-                step = exact_step(placed.context, stages, placed.times, played=False)
-                if np.min(step.seconds) >= cutoff_s:
-                    continue
+            step = exact_step(placed.context, stages, placed.times, played=False)
+            if np.min(step.seconds) >= cutoff_s:
+                continue
             split = Split(stages=stages, time_s=pipeline_s)
             if not (yield from self._fit_memory([split])):
                 self.memory_limits = True
@@ -596,9 +553,7 @@ class LayoutPricing:
     ) -> Asking[tuple[StepSeconds, float]]:
         """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
         first, even = yield [StepQuestion(placed, stages), StepQuestion(placed, None)]
-        if (
-            costs.partial and costs.leading
-        ) or costs.order_of_ranks:  # what hides communication then depends on the split
+        if costs.partial and costs.leading:  # what hides communication then depends on the split
             return first, float(np.max(first.charged_s))
         return first, float(np.max(np.maximum(first.charged_s - even.charged_s, 0.0)))
 
@@ -640,13 +595,12 @@ class LayoutPricing:
 
 def _rows_with_equal_costs(columns: FloatArray) -> list[tuple[LayerCosts, IntArray]]:
     """Each different set of layer costs, columns [columns, k], with the rows that have it."""
-    number = len(fields(LayerCosts))
     if (columns == columns[:, :1]).all():
-        return [(LayerCosts(*columns[:number, 0].tolist()), np.arange(columns.shape[1]))]
+        return [(LayerCosts(*columns[:, 0].tolist()), np.arange(columns.shape[1]))]
     unique, back = np.unique(columns.T, axis=0, return_inverse=True)
     groups = []
     for group, values in enumerate(unique.tolist()):
-        groups.append((LayerCosts(*values[:number]), np.flatnonzero(back.reshape(-1) == group)))
+        groups.append((LayerCosts(*values), np.flatnonzero(back.reshape(-1) == group)))
     return groups
 
 

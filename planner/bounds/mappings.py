@@ -116,8 +116,7 @@ def rows_by_value(
 def rows_of_context(context: Context, rows: IntArray) -> Context:
     """Some of the layouts [n] of a context, as they lie."""
     placed = {name: np.asarray(column)[rows] for name, column in vars(context.placement).items()}
-    placement = replace(context.placement, **placed)
-    return replace(context, layout=context.layout.take(rows), placement=placement)
+    return replace(context, layout=context.layout.take(rows), placement=Placement(**placed))
 
 
 def shared_times(context: Context, groups: Sequence[str] = ()) -> KindTimes | None:

@@ -11,35 +11,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import compress, product
+from itertools import compress
 from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.allocation import fabric_levels, full_levels, is_irregular
+from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
 from meshwright.constraints.fabric import keeps_inside
 from meshwright.costmodel.collectives import best_beyond
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layout import (
-    GROUPS,
-    LAYER_AXES,
-    PLACED_AXES,
-    ROUNDING,
-    Layout,
-    Placement,
-    StagedPlacement,
-)
+from meshwright.costmodel.layout import PLACED_AXES, ROUNDING, Layout, Placement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
-from meshwright.costmodel.schedules import prices_stages_apart
-from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, OutOfTimeError
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import balanced_stages
-from meshwright.planner.bounds.mappings import Matrices, ranks_on, rows_under, shared_times
+from meshwright.planner.bounds.mappings import Matrices, ranks_on, rows_under
 from meshwright.planner.bounds.pricing import DEFAULT_PRICING, CostModelPricing, PricingParams
 from meshwright.planner.mapping.counted import (
     CountedMappings,
@@ -53,7 +43,7 @@ from meshwright.planner.mapping.counted import (
     takes_parts_of_nodes,
 )
 from meshwright.planner.mapping.cuts import mapping_use
-from meshwright.planner.mapping.effective import PROFILE, Peaks, PlacedAs, placement_of
+from meshwright.planner.mapping.effective import PROFILE, PlacedAs, placement_of
 from meshwright.planner.mapping.joint import (
     Cells,
     Grid,
@@ -62,7 +52,6 @@ from meshwright.planner.mapping.joint import (
     choice_instance,
     least_traffic_within,
     slots_of_a_group,
-    smallest_parts,
     with_whole_groups,
 )
 from meshwright.planner.mapping.least_traffic import least_traffic
@@ -83,7 +72,6 @@ class _Rows:
 
     placement: Placement
     apart: bool = True
-    any_split: bool = False
 
 
 @dataclass(kw_only=True)
@@ -388,12 +376,6 @@ SAME = 1.0 + 1e-12
 
 PROMISING = 1.05
 """Of the best price: within this an unproven layout gets the mapping with the least traffic."""
-WORTH_APART = 1.01
-"""Where experts' traffic slows a layer by less than this on the worst of places, that prices all stages."""
-MOST_BY_STAGE = 6
-"""Ways in which stages can lie that are priced for a layout, the least bounds first."""
-SHARE_BY_STAGE = 0.02
-"""Of the time that is left, for one layout."""
 TRIES = 3
 """Mappings priced where profiles stand for others too, so that none meets its profile's price."""
 MAPPING_LIMIT_S = 2.0
@@ -410,8 +392,6 @@ class _MappingSpace:
     """Profiles that no mapping keeps, as far as it is known; [k]."""
     probed: bool = False
     """Whether its mappings have been looked into."""
-    by_stage: _MappingSpace | None = None
-    """Where stages are priced apart: the same with every way in which they can lie, once it was needed."""
 
 
 class MappedPricing(CostModelPricing):
@@ -425,8 +405,6 @@ class MappedPricing(CostModelPricing):
         self._spaces: dict[tuple[int, ...], _MappingSpace | None] = {}
         self._parts = PartsOfNodes(workload, self._limit_gib)
         self._undecided_s = inf
-        self._stages_apart: dict[Layout, bool] = {}
-        """Of layouts looked at: whether stages are priced by where their own expert groups lie."""
 
     def stop_at(self, deadline: float) -> None:
         """Whether a mapping exists is not asked behind this time, and bounds stay where they are."""
@@ -477,42 +455,11 @@ class MappedPricing(CostModelPricing):
         joined = None if plain is None else slots_of_a_group(self._workload, layout, plain)
         if plain is None or joined is None:
             return None
-        apart = self._stages_apart.get(layout)
-        if apart is None:
-            self._tell_stages_apart(Layout(**{k: np.array([v]) for k, v in vars(layout).items()}))
-            apart = self._stages_apart[layout]
-        key = (*_degrees(layout), joined, apart)
+        key = (*_degrees(layout), joined)
         if key not in self._spaces:
             instance = self._on_slots(layout, plain)
-            if instance is not None:
-                apart = apart and instance.problem.traffic.expert_slots > 1
-                instance = replace(instance, stages_apart=apart)
             self._spaces[key] = None if instance is None else self._new_space(layout, instance)
         return self._spaces[key]
-
-    def _tell_stages_apart(self, layouts: Layout) -> None:
-        """Finds which of some layouts [n] have experts whose traffic is worth a price of each stage."""
-        each = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
-        rows = [row for row, layout in enumerate(each) if layout not in self._stages_apart]
-        self._stages_apart |= {each[row]: False for row in rows}
-        for gpus in {int(each[row].gpus) for row in rows}:
-            own = [
-                row
-                for row in rows
-                if int(each[row].gpus) == gpus and prices_stages_apart(each[row])
-            ]
-            if not own or self._workload.model.moe is None:
-                continue
-            workload, layouts_there = self._workload.on(gpus), layouts.take(np.array(own))
-            sides = []
-            for share in (workload.cluster.gpus_per_node, gpus):
-                placement = _with_experts_in(workload, layouts_there, share)
-                times = shared_times(make_context(workload, layouts_there, placement), LAYER_AXES)
-                assert times is not None
-                assert times.moe is not None
-                sides.append(np.broadcast_to(np.asarray(times.moe.seconds), (len(own),)))
-            for row, cut_s, whole_s in zip(own, *sides, strict=True):
-                self._stages_apart[each[row]] = bool(cut_s > WORTH_APART * whole_s)
 
     def _is_counted(self, layout: Layout) -> bool:
         """Whether its mappings are listed and counted, for they take parts of nodes."""
@@ -529,29 +476,6 @@ class MappedPricing(CostModelPricing):
         profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
         impossible = ~keeps_inside(self._workload, layout, profiles.placement)
         return _MappingSpace(instance=instance, profiles=profiles, excluded=impossible)
-
-    def _by_stage(self, space: _MappingSpace, layout: Layout) -> _MappingSpace:
-        """With the profiles of all ways in which stages can lie."""
-        if space.by_stage is None:
-            workload = self._workload.on(int(layout.gpus))
-            profiles = profiles_of(workload, space.instance, by_stage=True)
-            impossible = ~keeps_inside(self._workload, layout, profiles.placement)
-            space.by_stage = replace(space, profiles=profiles, excluded=impossible)
-        return space.by_stage
-
-    def _bounded_by_stage(
-        self, space: _MappingSpace, layout: Layout
-    ) -> tuple[FloatArray, IntArray]:
-        """Bounds of these profiles, no matter which stage is which, and a number for what each asks for."""
-        one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-        numbers: dict[Need, int] = {}
-        of_need = np.array(
-            [numbers.setdefault(need, len(numbers)) for need in space.profiles.needs]
-        )
-        rows = np.unique(of_need, return_index=True)[1]
-        few = [_Rows(placement=space.profiles.rows(rows), apart=space.profiles.apart)]
-        (bound_s,) = profile_bounds(self._workload, one, few, self._limit_gib)
-        return np.where(space.excluded, inf, bound_s[of_need]), of_need
 
     def mappings(self, layout: Layout) -> Matrices:
         """The profiles of a layout, or its listed mappings, by number; none where no slots hold it."""
@@ -602,7 +526,6 @@ class MappedPricing(CostModelPricing):
         no slower.
         """
         rows = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
-        self._tell_stages_apart(layouts)
         spaces, packed_s = [self._space(layout) for layout in rows], self.lower_bound_s(layouts)
         counted = [row for row, layout in enumerate(rows) if self._is_counted(layout)]
         parts = layouts.take(np.array(counted, dtype=np.int64))
@@ -629,17 +552,10 @@ class MappedPricing(CostModelPricing):
         if self._is_counted(layout):
             listed, self._undecided_s = self._parts.exact(layout, mappings, cutoff_s)
             return listed
-        return None if space is None else self._exact_on_slots(space, layout, mappings, cutoff_s)
-
-    def _exact_on_slots(
-        self, space: _MappingSpace, layout: Layout, mappings: MappingBounds, cutoff_s: float
-    ) -> Priced | None:
-        """The same of a layout whose mappings are asked for."""
+        if space is None:
+            return None
         if not Grid.of(space.instance.problem).askable:
             return self._tried(space, layout, cutoff_s)
-        if isinstance(space.profiles.placement, StagedPlacement):
-            fine = self._by_stage(space, layout)
-            return self._exact_by_stage(fine, layout, mappings.least_s, cutoff_s)
         best = self._at_once(space, layout, cutoff_s)
         if mappings.least_s < self._limit(best, cutoff_s):
             self._probe(space)
@@ -648,7 +564,7 @@ class MappedPricing(CostModelPricing):
             limit = self._limit(best, cutoff_s)
             bound_s = self._possible_first(space, bound_s, limit)
             pricing = PlacedAs(self._workload, space.profiles.placement)
-            priced = _fastest(pricing, layout, bound_s, limit)
+            priced = pricing.exact(layout, replace(mappings, bound_s=bound_s), limit)
             if priced is None:
                 return best
             row = priced.matrix[PROFILE][0]
@@ -664,48 +580,6 @@ class MappedPricing(CostModelPricing):
             if tries >= TRIES:
                 return best
             bound_s[row] = inf
-
-    def _exact_by_stage(
-        self, space: _MappingSpace, layout: Layout, least_s: float, cutoff_s: float
-    ) -> Priced | None:
-        """The fastest mapping where stages are priced apart: what is asked least bounds first, then priced.
-
-        Each mapping is priced with its stages in every order that prices tell apart. Profiles that ask for
-        the same differ in that order alone; where one would be faster than the mapping, it stays undecided.
-        """
-        began, peaks_gib = time.monotonic(), Peaks()
-        enough = began + (self._packing.deadline - began) * SHARE_BY_STAGE
-        pricing = PlacedAs(self._workload, space.profiles.placement, peaks_gib)
-        if pricing.exact(layout, _ANY_BOUND, inf) is None:
-            return None  # memory holds no split, wherever groups lie
-        known = self._packing.mappings(space.instance)
-        best = self._best_of(space, known, layout, cutoff_s, peaks_gib)
-        bound_s, of_need = self._bounded_by_stage(space, layout)
-        if bound_s.min(initial=inf) < self._limit(best, cutoff_s):
-            self._probe(space)
-        bound_s, tries = np.where(space.excluded, inf, np.maximum(bound_s, least_s)), 0
-        while True:
-            bound_s = self._possible_first(space, bound_s, self._limit(best, cutoff_s))
-            row = int(np.argmin(bound_s))
-            limit = self._limit(best, cutoff_s)
-            if not bound_s[row] < limit:
-                return best
-            if tries >= MOST_BY_STAGE or time.monotonic() > enough:
-                self._undecided_s = min(self._undecided_s, float(bound_s[row]))
-                return best
-            assignment, tries = (
-                self._packing.find(space.instance, space.profiles.needs[row]),
-                tries + 1,
-            )
-            assert assignment is not None
-            best = self._best_of(space, [assignment], layout, limit, peaks_gib) or best
-            rows = np.flatnonzero(of_need == of_need[row])
-            few = np.full(len(bound_s), inf)
-            few[rows] = bound_s[rows]
-            priced = _fastest(pricing, layout, few, self._limit(best, cutoff_s) / SAME)
-            if priced is not None:
-                self._undecided_s = min(self._undecided_s, priced.step_time_s)
-            bound_s[rows] = inf
 
     def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
         """One by one: what is known of slots grows with every price."""
@@ -783,10 +657,7 @@ class MappedPricing(CostModelPricing):
         space = self._space(priced.layout)
         if space is None or priced.ranks is None:
             return priced
-        instance = replace(
-            choice_instance(workload, priced.layout, priced.stages),
-            stages_apart=space.instance.stages_apart,
-        )
+        instance = choice_instance(workload, priced.layout, priced.stages)
         now = assignment_of_ranks(instance, priced.ranks)
         placement = placement_of(workload, instance, now)
         assignments = [
@@ -796,8 +667,7 @@ class MappedPricing(CostModelPricing):
         ]
         need = space.profiles.need_of(placement)
         if need is not None:
-            found = least_traffic_within(instance, need)
-            assignments += [order for each in found for order in _orders_of(instance, each)]
+            assignments += least_traffic_within(instance, need)
         placements = [placement_of(workload, instance, assignment) for assignment in assignments]
         kept = [bool(keeps_inside(workload, priced.layout, each)) for each in placements]
         assignments, placements = (
@@ -812,13 +682,8 @@ class MappedPricing(CostModelPricing):
             if price_s <= least_s * SAME
         ]
         best = min(alike, key=lambda assignment: loads_of(instance.problem, assignment).total_s)
-        placement = placement_of(workload, instance, best)
-        return replace(
-            priced,
-            ranks=tuple(ranks_of(instance, best)),
-            stage_ep=_of_stages(placement),
-            step_time_s=self._seconds(priced, placement),
-        )
+        exact_s = self._seconds(priced, placement_of(workload, instance, best))
+        return replace(priced, ranks=tuple(ranks_of(instance, best)), step_time_s=exact_s)
 
     def _seconds(self, priced: Priced, placement: Placement) -> float:
         workload = self._workload.on(int(priced.layout.gpus))
@@ -826,120 +691,26 @@ class MappedPricing(CostModelPricing):
         return float(np.asarray(estimate.step_time_s))
 
     def _best_of(
-        self,
-        space: _MappingSpace,
-        assignments: Sequence[IntArray],
-        layout: Layout,
-        cutoff_s: float,
-        peaks_gib: Peaks | None = None,
+        self, space: _MappingSpace, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
     ) -> Priced | None:
         """Priced under the best of some mappings; None where none is better than the cutoff."""
         workload = self._workload.on(int(layout.gpus))
-        orders = [order for each in assignments for order in _orders_of(space.instance, each)]
-        pairs = [(each, placement_of(workload, space.instance, each)) for each in orders]
+        pairs = [(each, placement_of(workload, space.instance, each)) for each in assignments]
         pairs = [pair for pair in pairs if keeps_inside(workload, layout, pair[1])]
         if not pairs:
             return None
         placed = [placement for _, placement in pairs]
-        every = _stacked(placed)
-        bound_s = np.full(len(placed), -inf)
-        if isinstance(every, StagedPlacement):
-            one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-            (bound_s,) = profile_bounds(
-                self._workload, one, [_Rows(placement=every)], self._limit_gib
-            )
-        priced = _fastest(PlacedAs(self._workload, every, peaks_gib), layout, bound_s, cutoff_s)
+        names = vars(placed[0])
+        every = Placement(
+            **{name: np.stack([getattr(placement, name) for placement in placed]) for name in names}
+        )
+        rows = np.arange(len(placed))
+        table = MappingBounds(matrices={PROFILE: rows[:, None]}, bound_s=np.full(len(rows), -inf))
+        priced = PlacedAs(self._workload, every).exact(layout, table, cutoff_s)
         if priced is None:
             return None
-        best, placement = pairs[priced.matrix[PROFILE][0]]
-        ranks = tuple(ranks_of(space.instance, best))
-        return replace(priced, matrix={}, ranks=ranks, stage_ep=_of_stages(placement))
-
-
-STAGED_TOGETHER = 8
-"""Placements that are priced together where stages lie unlike each other: each has splits of its own."""
-
-
-def _fastest(
-    pricing: PlacedAs, layout: Layout, bound_s: FloatArray, cutoff_s: float
-) -> Priced | None:
-    """The fastest of a pricing's placements that beats the cutoff, least bounds first; None without one."""
-    order = np.argsort(bound_s, kind="stable")
-    step = STAGED_TOGETHER if pricing.is_staged else max(len(order), 1)
-    best: Priced | None = None
-    for first in range(0, len(order), step):
-        rows = order[first : first + step]
-        rows = rows[bound_s[rows] < cutoff_s]
-        if not len(rows):
-            break
-        table = MappingBounds(matrices={PROFILE: rows[:, None]}, bound_s=bound_s[rows])
-        priced = pricing.exact(layout, table, cutoff_s)
-        if priced is not None:
-            best, cutoff_s = priced, priced.step_time_s
-    return best
-
-
-def _with_experts_in(workload: Workload, layouts: Layout, gpus: int) -> Placement:
-    """Layouts [n] of whose expert groups no block but the last holds more members than so many."""
-    full = full_levels(workload.cluster)
-    sizes = dict(zip(full.names, full.blocks.tolist(), strict=True))
-    inner = [
-        min(gpus, sizes[name]) for name in fabric_levels(workload.cluster, workload.gpus).names[:-1]
-    ]
-    columns = {}
-    for name in GROUPS:
-        size = layouts.dp * layouts.cp if name == "dp_cp" else getattr(layouts, name)
-        members = np.repeat(np.asarray(size)[:, None], len(inner) + 1, axis=1)
-        if name == "ep":
-            members[:, :-1] = np.minimum(members[:, :-1], inner)
-        columns[name] = members
-    return Placement(**columns)
-
-
-def _orders_of(instance: Instance, assignment: IntArray) -> list[IntArray]:
-    """An assignment with its stages in every order that prices tell apart, as `profiles` has them."""
-    problem = instance.problem
-    if not instance.stages_apart:
-        return [assignment]
-    sides = ((assignment, len(problem.leaf_slots)), (problem.pod_of[assignment], problem.pods))
-    parts = [smallest_parts(problem, *side).tolist() for side in sides]
-    pairs = list(zip(*parts, strict=True))
-    if len(set(pairs)) == 1:
-        return [assignment]
-    in_order = sorted(range(problem.stages), key=lambda stage: pairs[stage])
-    of_class = {pair: [s for s in in_order if pairs[s] == pair] for pair in sorted(set(pairs))}
-    orders = []
-    for first, last in product(of_class, repeat=2):
-        begin = of_class[first][0]
-        end = next((s for s in of_class[last] if s != begin), None)
-        if end is not None:
-            between = [s for s in in_order if s not in (begin, end)]
-            orders.append(assignment[[begin, *between, end]])
-    return [assignment, *orders]
-
-
-def _stacked(placements: Sequence[Placement]) -> Placement:
-    """Placements of one layout, arrays [levels], as one with a row for each."""
-    columns = {
-        name: np.stack([getattr(placement, name) for placement in placements]) for name in GROUPS
-    }
-    staged = [each for each in placements if isinstance(each, StagedPlacement)]
-    if not staged:
-        return Placement(**columns)
-    of_stages = [
-        each.stage_ep
-        if isinstance(each, StagedPlacement)
-        else np.broadcast_to(each.ep, staged[0].stage_ep.shape)
-        for each in placements
-    ]
-    return StagedPlacement(**columns, stage_ep=np.stack(of_stages))
-
-
-def _of_stages(placement: Placement) -> tuple[tuple[int, ...], ...] | None:
-    """`Priced.stage_ep` of a placement, arrays [levels]."""
-    if not isinstance(placement, StagedPlacement):
-        return None
-    return tuple(map(tuple, placement.stage_ep.tolist()))
+        best, _ = pairs[priced.matrix[PROFILE][0]]
+        return replace(priced, matrix={}, ranks=tuple(ranks_of(space.instance, best)))
 
 
 def _degrees(layout: Layout) -> tuple[int, ...]:

@@ -334,7 +334,6 @@ def test_layouts_without_any_mapping_have_no_bounds() -> None:
 class _NoMappings:
     placement: Placement
     apart: bool = True
-    any_split: bool = False
 
 
 @pytest.mark.slow
