@@ -89,8 +89,8 @@ def test_longer_samples_are_cut() -> None:
 
 
 def test_a_window_shortens_long_samples_alone() -> None:
-    # One of 16,384 under a window of 4,096 sees 4,096 - 4,096^2 / 32,768 = 3,584 positions in the mean, and half
-    # a block of 256 queries at either edge in vain; without the window 8,192 and one half.
+    # One of 16,384 under a window of 4,096 sees 4,096 - 4,096^2 / 32,768 = 3,584 positions in the mean, and
+    # half a block of 256 queries at either edge in vain; without the window 8,192 and one half.
     packed = packs_of([16384] * 5, 16384, "sequential", window=4096, windowed_fraction=1.0)
     assert packed.windowed_share == pytest.approx((3584 + 256) / (8192 + 128))
     packed = packs_of([4096] * 20, 16384, "sequential", window=4096, windowed_fraction=1.0)
