@@ -1161,7 +1161,15 @@ def _plan_on_units(part: FleetPart, files: Mapping[str, str], units: Sequence[Un
     nodes = part.nodes_of(units)
     planned = plan.inputs.cluster
     name_of = {node_name(planned, index): node.name for index, node in enumerate(nodes)}
-    inputs = plan.inputs.model_copy(update={"cluster": part.cluster_of(nodes)})
+    cluster = part.cluster_of(nodes)
+    if planned.nodes:
+        # A plan may leave nodes of slower adapters or links alone.
+        free_of_name = {name_of[node.name]: node.free_gpus for node in planned.nodes}
+        own = (
+            node.model_copy(update={"free_gpus": free_of_name[node.name]}) for node in cluster.nodes
+        )
+        cluster = cluster.model_copy(update={"nodes": tuple(own), "gpus": planned.gpus})
+    inputs = plan.inputs.model_copy(update={"cluster": cluster})
     plan = plan.model_copy(update={"inputs": inputs})
     if plan.idle is not None:
         names = [name_of[name] for name in plan.idle.nodes]

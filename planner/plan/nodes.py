@@ -281,7 +281,7 @@ def decide_on_nodes(
 
     The slowest adapter paces all nodes that are free, so that nodes with unlike ones are searched once for
     each rate: on those that have it or a faster one. A choice of nodes has its own price where its slowest
-    adapter is the slowest there, and elsewhere a longer one.
+    adapter is the slowest there.
     """
     rates = _adapter_rates(request.cluster)
     if len(rates) == 1:
@@ -298,7 +298,7 @@ def decide_on_nodes(
             if gpus == request.gpus or IDLE_GPUS not in request.forbids:
                 asked = replace(request, cluster=cluster, gpus=gpus, time_limit_s=time_limit_s)
                 decisions.append(_decide_on_alike(asked, searched, compares=compares))
-    best = min(decisions, key=_seconds)
+    best = min(reversed(decisions), key=_seconds)
     if not best.settled.outcome.best:
         undecided = (each for each in decisions if each.settled.outcome.status != "infeasible")
         return next(undecided, best)
@@ -415,7 +415,7 @@ def _on_nodes(
         asked = replace(request, cluster=nodes, time_limit_s=shares.next_s())
         settled = decide_on_idle_gpus(asked, searched, compares=compares)
         decisions.append(NodeDecision(request=asked, settled=settled))
-        best = min(decisions, key=_seconds)
+        best = min(reversed(decisions), key=_seconds)
         if floor_s is not None and _seconds(best) <= floor_s * CLOSE:
             complete = False
             break
@@ -423,7 +423,7 @@ def _on_nodes(
         if over_all:
             asked = replace(request, cluster=usable)
             decisions += _on_nodes_of_all(asked, searched, shares)
-            best = min(decisions, key=_seconds)
+            best = min(reversed(decisions), key=_seconds)
     complete = complete and usable is request.cluster
     outcome = _with_bound(best, decisions, floor_s, complete)
     return replace(best, settled=replace(best.settled, outcome=outcome))
@@ -769,12 +769,20 @@ def _choices(cluster: ClusterSpec, gpus: int) -> tuple[list[ClusterSpec], bool]:
 
 
 def _nodes_of_leaves(cluster: ClusterSpec) -> dict[Key, list[int]]:
-    """Free nodes by leaf, those of the fullest leaves first."""
+    """Free nodes by leaf, those of the fullest leaves first; in a leaf those with the slowest adapters first,
+    so that a choice is priced with adapters that it has.
+    """
     leaves: dict[Key, list[int]] = {}
-    for index, node in enumerate(cluster.nodes):
+    for index in sorted(range(len(cluster.nodes)), key=partial(_adapter_gbps, cluster)):
+        node = cluster.nodes[index]
         if free_of(node, cluster.gpus_per_node):
             leaves.setdefault((node.pod or "", node.leaf or ""), []).append(index)
     return dict(sorted(leaves.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
+def _adapter_gbps(cluster: ClusterSpec, index: int) -> float:
+    """Of each GPU of a listed node, Gbit/s."""
+    return cluster.nodes[index].nic_gbps_per_gpu or cluster.nic_gbps_per_gpu
 
 
 def _counts(
@@ -798,10 +806,11 @@ def _counts(
     for counts in product(*(range(count, -1, -1) for count in free)):
         if sum(counts) != wanted:
             continue
-        pods: dict[str, list[tuple[int, int, float]]] = {}
-        for key, count, all_free in zip(leaves, counts, free, strict=True):
+        pods: dict[str, list[tuple[int, int, float, float]]] = {}
+        for (key, nodes), count in zip(leaves.items(), counts, strict=True):
             if count:
-                pods.setdefault(key[0], []).append((count, all_free, link_of(key)))
+                slowest_gbps = _adapter_gbps(cluster, nodes[0])
+                pods.setdefault(key[0], []).append((count, len(nodes), link_of(key), slowest_gbps))
         kind = tuple(sorted((link_of((pod, "")), *sorted(own)) for pod, own in pods.items()))
         if kind not in seen:
             seen.add(kind)

@@ -66,11 +66,17 @@ def planned(cluster: dict[str, Any], options: dict[str, Any]) -> Plan:
 
 
 def on_every_set(cluster: dict[str, Any], options: dict[str, Any]) -> Iterator[Plan]:
-    """Plans on all sets of as many nodes as are asked for, and of fewer where some may be idle."""
+    """Plans on all sets of as many nodes as are asked for, and of fewer in one leaf where some may be idle.
+
+    On several leaves fewer nodes may be priced as if they met further out (docs/limits.md, "Mappings and
+    allocations").
+    """
     most = options["gpus"] // PER_NODE
     fewest = most if options["forbid"] else 1
     for count in range(fewest, most + 1):
         for taken in combinations(range(len(cluster["nodes"])), count):
+            if count < most and len({cluster["nodes"][index]["leaf"] for index in taken}) > 1:
+                continue
             own = [cluster["nodes"][index].get("nic_gbps_per_gpu", 400) for index in taken]
             nodes = [
                 {**node, "nic_gbps_per_gpu": min(own), "free_gpus": PER_NODE * (index in taken)}
