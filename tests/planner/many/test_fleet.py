@@ -638,9 +638,12 @@ def test_every_plan_that_a_fleet_writes_holds(seed: int, tmp_path: Path, kept: P
         plan = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))
         assert plan["objective"]["step_time_s"] == row["step_time_s"]
         hosts = (folder / "hostfile").read_text(encoding="utf-8").split()
-        assert {name for name in row["nodes"] if name in hosts} | set(
-            (plan["idle"] or {"nodes": []})["nodes"]
-        ) == set(row["nodes"])
+        listed_nodes = plan["inputs"]["cluster"]["nodes"]
+        left_out = {node["name"] for node in listed_nodes if node.get("free_gpus") == 0}
+        idle = set((plan["idle"] or {"nodes": []})["nodes"])
+        used = {name for name in row["nodes"] if name in hosts}
+        assert used | idle | left_out & set(row["nodes"]) == set(row["nodes"])
+        assert not used & (idle | left_out)
     ends: dict[str, float] = {}
     for row in sorted(running, key=lambda row: row["start_s"] or 0.0):
         for node in row["nodes"] if row["end_s"] else ():
