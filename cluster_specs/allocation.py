@@ -318,7 +318,8 @@ def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     _, piece = _node_pieces(cluster, gpus)
     inside = [piece if block >= cluster.gpus_per_node else gcd(block, piece) for block in full]
     blocks = [min(block, gpus) if k in outside else inside[k] for k, block in enumerate(full)]
-    for k, free in zip(outside, fullest[leaves_are_nodes(cluster) :], strict=False):
+    fullest_outside = fullest[1:] if leaves_are_nodes(cluster) else fullest
+    for k, free in zip(outside, fullest_outside, strict=False):
         blocks[k] = min(blocks[k], free)
     blocks[-1] = gpus
     # Blocks that could hold the whole allocation stay: a mapping need not put it into one of them.

@@ -91,7 +91,10 @@ class LayersByStages(Rule):
         )
 
     def _check_begins(self, plan: FinishedPlan) -> Finding | None:
-        """What layers reuse of an earlier one is made in their own stage."""
+        """What layers reuse of an earlier one is made in their own stage.
+
+        Read from the order of layers, not from the `stage_begins` that searches go by.
+        """
         order, begin = plan.workload.model.attention_order or "", 0
         for chunk in (size for level in zip(*plan.stages, strict=True) for size in level):
             inside = order[begin : begin + chunk]

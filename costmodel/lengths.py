@@ -58,13 +58,19 @@ QUERY_BLOCK = 256.0
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+Loads = tuple[tuple[float, float], ...]
+"""(attention of a pack over that of the mean pack, share of packs), from the least."""
+Dealt = tuple[tuple[int, float], ...]
+"""(tokens of a sample, share of samples), from the shortest."""
+MOST_DEALT = 65
+"""Lengths that are kept of samples that are dealt out one by one: nearby ones have their mean."""
 
 
 def share_in_window(seq_len: float, window: int | None, *, chunked: bool) -> float:
     """Score area of one sequence under a window over that under a causal mask, as kernels compute both.
 
     Of blocks of queries the diagonal is computed half in vain, and the far edge of a sliding window as well.
-    cuDNN's kernels take 0.9 to 1.3 times as long (NVIDIA/cudnn-frontend 3929da2, benchmark/
+    cuDNN's kernels take 0.9 to 1.3 times as long as this says (NVIDIA/cudnn-frontend 3929da2, benchmark/
     sdpa_benchmark_training/results: gpt_oss, windows of 128 and 1,024, heads of 64, GB200, GB300 and H200).
 
     Parameters
@@ -87,14 +93,6 @@ def share_in_window(seq_len: float, window: int | None, *, chunked: bool) -> flo
     edges = edge if chunked else 2.0 * edge
     positions = attended_positions(seq_len, window, chunked=chunked)
     return min((positions + edges) / (attended_positions(seq_len) + edge), 1.0)
-
-
-Loads = tuple[tuple[float, float], ...]
-"""(attention of a pack over that of the mean pack, share of packs), from the least."""
-Dealt = tuple[tuple[int, float], ...]
-"""(tokens of a sample, share of samples), from the shortest."""
-MOST_DEALT = 65
-"""Lengths that are kept of samples that are dealt out one by one: nearby ones have their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)

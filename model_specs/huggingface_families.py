@@ -2934,7 +2934,7 @@ def class_defaults(model_type: str) -> dict[str, object]:
     Returns
     -------
     dict of str to object
-        As transformers 5.24 has them; those without which the family is refused or read alike are not there.
+        As transformers 5.24 has them. Fields whose absence is refused, or changes nothing, are left out.
 
     >>> class_defaults("mistral"), class_defaults("llama")
     ({'num_key_value_heads': 8}, {})

@@ -292,12 +292,6 @@ class MixedSolverDoc(ClosedDocument):
     method exhaustive all of them."""
     priced: int
     """Of these; by the method exhaustive those with a split that fits."""
-    rounds: int = left_out_at(0)
-    """CP-SAT models solved: none, but in plans of versions that chose among kernels so."""
-    kernels: int = left_out_at(0)
-    """In the last of them."""
-    model_bound_s: float | None = left_out_at(None)
-    """What that proved of them."""
     method: str = left_out_at("cp-sat")
     """Of the search through parts, and of that on each part."""
 

@@ -298,6 +298,7 @@ def decide_on_nodes(
             if gpus == request.gpus or IDLE_GPUS not in request.forbids:
                 asked = replace(request, cluster=cluster, gpus=gpus, time_limit_s=time_limit_s)
                 decisions.append(_decide_on_alike(asked, searched, compares=compares))
+    # Of plans that take as long the one with the fastest adapters.
     best = min(reversed(decisions), key=_seconds)
     if not best.settled.outcome.best:
         undecided = (each for each in decisions if each.settled.outcome.status != "infeasible")
@@ -310,30 +311,33 @@ def decide_on_nodes(
     return replace(best, note=_note_on_adapters(request, best))
 
 
+def _gbps_of_nodes(cluster: ClusterSpec) -> list[float]:
+    """What adapters give each GPU of every listed node, Gbit/s."""
+    return [node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes]
+
+
 def _adapter_rates(cluster: ClusterSpec) -> list[float]:
     """Of the nodes that are free, each rate once, the slowest first; Gbit/s of a GPU."""
-    own = [node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes]
+    own = _gbps_of_nodes(cluster)
     free = [free_of(node, cluster.gpus_per_node) > 0 for node in cluster.nodes]
     return sorted(set(compress(own, free))) or [cluster.nic_gbps_per_gpu]
 
 
 def _with_adapters(cluster: ClusterSpec, rate_gbps: float) -> ClusterSpec:
     """The cluster with nothing free but nodes whose adapters are no slower; itself where all are."""
-    own = [node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes]
     if min(_adapter_rates(cluster)) >= rate_gbps:
         return cluster
-    return _keeping(cluster, [rate >= rate_gbps for rate in own])
+    return _keeping(cluster, [own >= rate_gbps for own in _gbps_of_nodes(cluster)])
 
 
 def _note_on_adapters(request: PlanRequest, best: NodeDecision) -> str | None:
     """What a decision says, and which nodes are left out for their adapters."""
     kept, slowest = best.request.cluster, _adapter_rates(best.request.cluster)[0]
-    nodes = zip(request.cluster.nodes, kept.nodes, strict=True)
+    nodes = zip(request.cluster.nodes, kept.nodes, _gbps_of_nodes(kept), strict=True)
     names = [
         before.name
-        for before, now in nodes
-        if before.free_gpus != now.free_gpus
-        and (before.nic_gbps_per_gpu or kept.nic_gbps_per_gpu) < slowest
+        for before, now, rate_gbps in nodes
+        if before.free_gpus != now.free_gpus and rate_gbps < slowest
     ]
     if not names:
         return best.note
@@ -415,7 +419,7 @@ def _on_nodes(
         asked = replace(request, cluster=nodes, time_limit_s=shares.next_s())
         settled = decide_on_idle_gpus(asked, searched, compares=compares)
         decisions.append(NodeDecision(request=asked, settled=settled))
-        best = min(reversed(decisions), key=_seconds)
+        best = min(decisions, key=_seconds)
         if floor_s is not None and _seconds(best) <= floor_s * CLOSE:
             complete = False
             break
@@ -423,7 +427,7 @@ def _on_nodes(
         if over_all:
             asked = replace(request, cluster=usable)
             decisions += _on_nodes_of_all(asked, searched, shares)
-            best = min(reversed(decisions), key=_seconds)
+            best = min(decisions, key=_seconds)
     complete = complete and usable is request.cluster
     outcome = _with_bound(best, decisions, floor_s, complete)
     return replace(best, settled=replace(best.settled, outcome=outcome))
@@ -665,7 +669,7 @@ def _in_one_leaf(request: PlanRequest, searched: Searched) -> float | None:
     cluster, per_node = request.cluster, request.cluster.gpus_per_node
     if cluster.measured:
         return None
-    nics = [node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes]
+    nics = _gbps_of_nodes(cluster)
     nodes = -(-request.gpus // per_node)
     leaf = cluster.model_copy(
         update={
@@ -773,16 +777,12 @@ def _nodes_of_leaves(cluster: ClusterSpec) -> dict[Key, list[int]]:
     so that a choice is priced with adapters that it has.
     """
     leaves: dict[Key, list[int]] = {}
-    for index in sorted(range(len(cluster.nodes)), key=partial(_adapter_gbps, cluster)):
+    rates_gbps = _gbps_of_nodes(cluster)
+    for index in sorted(range(len(rates_gbps)), key=rates_gbps.__getitem__):
         node = cluster.nodes[index]
         if free_of(node, cluster.gpus_per_node):
             leaves.setdefault((node.pod or "", node.leaf or ""), []).append(index)
     return dict(sorted(leaves.items(), key=lambda item: (-len(item[1]), item[0])))
-
-
-def _adapter_gbps(cluster: ClusterSpec, index: int) -> float:
-    """Of each GPU of a listed node, Gbit/s."""
-    return cluster.nodes[index].nic_gbps_per_gpu or cluster.nic_gbps_per_gpu
 
 
 def _counts(
@@ -790,6 +790,7 @@ def _counts(
 ) -> Iterator[dict[Key, int]]:
     """Nodes to take of every leaf, in all ways that differ in more than the names of leaves and pods."""
     free, links = [len(nodes) for nodes in leaves.values()], uplinks(cluster)
+    rates_gbps = _gbps_of_nodes(cluster)
     ways = 1
     for count in free:
         ways *= count + 1
@@ -809,8 +810,8 @@ def _counts(
         pods: dict[str, list[tuple[int, int, float, float]]] = {}
         for (key, nodes), count in zip(leaves.items(), counts, strict=True):
             if count:
-                slowest_gbps = _adapter_gbps(cluster, nodes[0])
-                pods.setdefault(key[0], []).append((count, len(nodes), link_of(key), slowest_gbps))
+                leaf = (count, len(nodes), link_of(key), rates_gbps[nodes[0]])
+                pods.setdefault(key[0], []).append(leaf)
         kind = tuple(sorted((link_of((pod, "")), *sorted(own)) for pod, own in pods.items()))
         if kind not in seen:
             seen.add(kind)
