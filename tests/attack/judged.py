@@ -165,7 +165,22 @@ def _seconds(
         for axis in vars(placements[0])
     }
     estimate = estimate_layout(workload, decided.layout, Placement(**rows), decided.stages)
-    return np.broadcast_to(np.asarray(estimate.step_time_s), (len(placements),))
+    seconds = np.broadcast_to(np.asarray(estimate.step_time_s), (len(placements),))
+    return np.where(_starts(workload.cluster, decided, rows["ep"][:, 0]), seconds, np.inf)
+
+
+def _starts(
+    cluster: ClusterSpec, decided: Decided, ep_inside: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Whether a dispatcher's kernels start, [n], with so many members of an expert group in one domain.
+
+    DeepEP and HybridEP open each other's memory: as many ranks as one domain has room for lie in one
+    (deepseek-ai/DeepEP, csrc/deep_ep.cpp, Buffer::sync; deep_ep/hybrid_ep_buffer.py).
+    """
+    ep, ranks = int(decided.layout.ep), int(decided.layout.ep) * int(decided.layout.etp)
+    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
+    is_free = decided.execution.moe_dispatch not in ("deepep", "hybridep") or ranks > domain
+    return np.asarray((ep_inside >= ep) | is_free)
 
 
 def _slower_than_others(case: Case, plan: Plan, effort: Effort, verdict: Verdict) -> Iterator[str]:
