@@ -715,13 +715,14 @@ def _between_adapters(workload: Workload, shares: BlockShares) -> float:
 def _dense_saved(width: float, workload: Workload, layout: Layout, narrow: float) -> Floats:
     """Input and output of the activation; operator-level recomputation keeps one GEMM's output.
 
-    A frozen last product does not need its input.
+    A frozen last product does not need its input. Step by step, the factors of the output are kept too.
     """
     model = workload.model
     matrices = 2.0 if model.gated else 1.0
     narrow = narrow * keeps_input(workload, "down_proj")
     by_operators = np.asarray(layout.recompute) & int(Recompute.OPERATORS)
-    per_element = np.where(by_operators, 2.0, 2.0 * matrices + narrow)
+    apart = _WIDE_BYTES * 2.0 * workload.activates_stepwise
+    per_element = np.where(by_operators, 2.0, 2.0 * matrices + narrow + apart)
     saved: Floats = per_element * width / layout.tp
     return saved
 
@@ -738,7 +739,9 @@ def _moe_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
     tp = np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
     width = moe.moe_ffn_hidden
-    activated = np.where(mask & int(Recompute.MOE_ACTIVATION), 0.0, narrow * width)
+    # Step by step: the factors of the output, and the output without its probability.
+    apart = _WIDE_BYTES * 3.0 * workload.activates_stepwise
+    activated = np.where(mask & int(Recompute.MOE_ACTIVATION), 0.0, (narrow + apart) * width)
     gathered = narrow * model.routed_width * np.asarray(layout.etp)
     per_copy = gathered + 2.0 * matrices * width + activated
     saved: Floats = workload.imbalance(layout.ep) * moe.top_k / tp * per_copy

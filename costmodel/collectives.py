@@ -44,7 +44,7 @@ class Links:
     cross_rail_bytes_per_s: NDArray[np.float64] | None = None
     """As `all_to_all_bytes_per_s`, of the level that joins the rails."""
     moving_bytes_per_s: NDArray[np.float64] | None = None
-    """As `bytes_per_s`, where no NIC is slower than those of measured runs; None where none is."""
+    """As `bytes_per_s`, where no NIC moves less than those of measured runs; None where none does."""
     exchange_half_bytes: NDArray[np.float64] | None = None
     """As `half_bytes`, of an all-to-all; None: the same."""
     fill_s: NDArray[np.float64] | None = None

@@ -236,6 +236,11 @@ _BIAS_BYTES, _FROZEN_BIAS_BYTES = Passes(28.0, 40.0), Passes(28.0, 28.0)
 product (writes 4), a sum (6 and 4), slices joined (4 and 4), a cast (4 and 2); backward two casts (2 and 4; 4
 and 2), gradients of slices joined (2 and 2), for the probability a product and its sum (4 and 4, 4), and as
 much for a trained bias (megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias)."""
+_WEIGHTED_BYTES = Passes(12.0, 34.0)
+"""Of each element behind the activation function of experts where that runs step by step: forward its product
+with a probability of 32 bits (2 and 4) and a cast (4 and 2); backward that cast's (2 and 4), the product's (4
+and 4) and its cast (4 and 2), for the probability a product (6 and 4) and its sum (4;
+megatron/core/transformer/moe/experts.py, TEGroupedMLP.bias_act_func)."""
 _ROUTER_BYTES = 40.0
 """Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
 _WRITTEN_BYTES = 2.0
@@ -342,8 +347,10 @@ def _routed(c: Context) -> LayerTime:
     clamps = moe.expert_bias and not stack.adds_biases_by_expert
     unfused = c.constants.shared["expert_bias_bytes_factor"] if clamps else 1.0
     activated = 0.0 if activates_in_products(c.workload) else local.copies * local.width
+    weighted = _WEIGHTED_BYTES if c.workload.activates_stepwise else Passes(0.0, 0.0)
     activation_f, activation_b = (
-        activated * of_element * unfused for of_element in c.element_bytes.activation
+        activated * (of_element * unfused + more)
+        for of_element, more in zip(c.element_bytes.activation, weighted, strict=True)
     )
     moved = _moved_bytes(c, local, activation_f, activation_b)
     return block_time(

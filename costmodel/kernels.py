@@ -318,6 +318,13 @@ _FUSED_NORM = (4.0, 6.0)
 _EAGER_RMS_NORM = (36.0, 76.0)
 
 
+_STEPWISE_ACTIVATION = 14.0, 26.0
+"""Of a gated feed-forward in Megatron without `bias_activation_fusion`: forward the activation of one half
+(4), the other half plus an offset, nought or not (4), and their product (6); backward the gradients of both
+(12), of the activation (6), and halves joined (8; megatron/core/transformer/mlp.py, forward, and autograd of
+its operators)."""
+
+
 @dataclass(frozen=True)
 class ElementBytes:
     """Forward and backward bytes of an element."""
@@ -375,6 +382,8 @@ def element_bytes(
             activation = (10.0, 18.0)
         return ElementBytes(norm, (6.0, 6.0), (20.0, 20.0), activation)
     if fused:
+        if workload.activates_stepwise:
+            activation = _STEPWISE_ACTIVATION
         return ElementBytes(_FUSED_NORM, (6.0, 6.0), (4.0, 4.0), activation)
     apart = 1.5 * activation[0], 1.5 * activation[1]
     return ElementBytes(_FUSED_NORM, (8.0, 8.0), (4.0, 4.0), apart)

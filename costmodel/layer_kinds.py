@@ -666,6 +666,10 @@ def _on_device(
         beside_s = (
             beside_s + shares.attention * _ROTARY_OPERATORS / _PASSES * stack.operator_launch_s
         )
+    if c.workload.activates_stepwise:
+        of_both = zip((shares.feed_forward, shares.experts), _ACTIVATION_OPERATORS, strict=True)
+        operators = sum(share * more for share, more in of_both)
+        beside_s = beside_s + operators / _PASSES * stack.operator_launch_s
     beside_s = beside_s + shares.tensor_parallel * _collectives_s(c, _OF_BLOCK)
     if c.workload.model.layer_inputs is not None:
         # Launches of a block: two products, an activation, a norm and a residual.
@@ -775,6 +779,9 @@ _PASSES = 3.0
 _ROTARY_OPERATORS = 44.0
 """Operators that turn queries and keys, 12 of each forward, among them those of cosine and sine, and 10
 backward (`attention.turns_stepwise` has the source)."""
+_ACTIVATION_OPERATORS = 5.0, 11.0
+"""More of an activation function, of a dense feed-forward and of experts, than of one kernel each way: 2 and
+4 forward, 3 and 7 backward (`kernels.element_bytes`, `feed_forward._WEIGHTED_BYTES`)."""
 _OVERLAPPED_GEMMS = 3.0
 """GEMMs of a block that overlapped tensor parallelism cuts into tp: two forward, one backward."""
 _RING_STEP_LAUNCHES = 12.0

@@ -458,13 +458,13 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     of_kernels = np.where(scale_up & unmeasured, constants.device.exchange_factor, 1.0)
     nominal = levels.gb_per_s * 1e9
     railed = bool(np.any(levels.rails > 1))
-    nics = levels.gb_per_s[~scale_up]
-    faster = shared["moving_nic_gb_per_s"] / float(np.max(nics)) if nics.size else 1.0
     attained, moving = nominal * ring, None
-    if faster > 1.0:
+    # Level by level: behind a thin fabric a NIC moves no more, however fast it is.
+    of_measured_runs = network * shared["moving_nic_gb_per_s"] * 1e9
+    if np.any(~scale_up & (attained < of_measured_runs)):
         # What a NIC moves passes the bus of its node: there it goes no faster than in a ring inside.
-        rates = np.minimum.accumulate(attained * np.where(scale_up, 1.0, faster))
-        moving = np.maximum(rates, attained)
+        rates = np.where(scale_up, attained, np.maximum(attained, of_measured_runs))
+        moving = np.maximum(np.minimum.accumulate(rates), attained)
     return Links(
         bytes_per_s=attained,
         all_to_all_bytes_per_s=nominal * to_all,

@@ -198,6 +198,8 @@ class Workload(RunSettings):
     """Whether each norm is one kernel; None for what the stack does."""
     stepwise_rotary: bool | None = None
     """Whether rotary embeddings are one operator after the other; None for what the stack does."""
+    stepwise_activation: bool | None = None
+    """The same of the activation function of a gated feed-forward."""
     permutes_in_dispatch: bool = False
     """Whether HybridEP's transfers put tokens into the experts' order and back, without kernels for it."""
     keeps_gathered_inputs: bool = False
@@ -276,6 +278,11 @@ class Workload(RunSettings):
         if self.adapters is None:
             return 2.0, 2.0
         return frozen_parameters(self.model, self.adapters).weight_bytes
+
+    @property
+    def activates_stepwise(self) -> bool:
+        """Whether the activation function of a feed-forward is one operator after the other."""
+        return bool(self.stepwise_activation) and self.model.gated
 
     @property
     def step_kind(self) -> StepKind:

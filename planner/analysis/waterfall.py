@@ -97,7 +97,7 @@ State = dict[str, Any]
 """Every setting that can change by itself, by name."""
 
 _LAYOUT = (*CHANGED_ALONE, "sequence_parallel")
-_OF_STACK = ("stepwise_loss", "stepwise_rotary", "fill_exposed")
+_OF_STACK = ("stepwise_loss", "stepwise_rotary", "stepwise_activation", "fill_exposed")
 """Any may be on today. A plan has all off, as its launch files say."""
 _WORK = ("precision", "optimizer", "framework", "loss", *_OF_STACK)
 _EXECUTION = tuple(setting.name for setting in fields(Execution))
@@ -385,6 +385,7 @@ _LABELS = {
     "gpus": "GPUs",
     "stepwise_loss": "cross entropy step by step",
     "stepwise_rotary": "rotary embeddings step by step",
+    "stepwise_activation": "activation function step by step",
     "fill_exposed": "exposed transfers in fill and drain",
 }
 

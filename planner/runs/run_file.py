@@ -370,7 +370,8 @@ MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
 _SAME_IN_WORKLOAD = (
     "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "expert_imbalance",
-    "reserve_gib", "muon_tp_mode", "stepwise_loss", "stepwise_rotary", "fill_exposed",
+    "reserve_gib", "muon_tp_mode", "stepwise_loss", "stepwise_rotary",
+    "stepwise_activation", "fill_exposed",
 )  # fmt: skip
 """Settings that a workload holds under the same name and meaning."""
 SLIP = 0.9

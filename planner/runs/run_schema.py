@@ -224,6 +224,9 @@ class SettingsDoc(ClosedDocument):
     stepwise_rotary: Flag | None = None
     """Whether rotary embeddings are one operator of PyTorch after the other, as under Megatron's
     --no-rope-fusion and in recipes without apply_rope_fusion; the software stack's where absent."""
+    stepwise_activation: Flag | None = None
+    """The same of the activation function of a gated feed-forward, as under Megatron's
+    --no-bias-swiglu-fusion and in recipes without bias_activation_fusion."""
     fill_exposed: Flag | None = None
     """Whether transfers of virtual stages are waited for in fill and drain, as under Megatron without
     --overlap-p2p-communication-warmup-flush; the software stack's where absent."""

@@ -498,6 +498,15 @@ def test_layer_costs_of_a_layout_are_plain_numbers(case: Case) -> None:
     assert (costs.mtp_s > 0) == (model.mtp_layers > 0)
 
 
+def with_spine(cluster: ClusterSpec, thinner: float) -> tuple[FabricLevelSpec, ...]:
+    """The levels, the outermost with its oversubscription times `thinner`, 1 at the least."""
+    if not cluster.levels:
+        return ()
+    *inner, spine = cluster.levels
+    worse = max(spine.oversubscription * thinner, 1.0)
+    return (*inner, spine.model_copy(update={"oversubscription": worse}))
+
+
 def faster(cluster: ClusterSpec, what: str, factor: float) -> ClusterSpec:
     device = cluster.device
     if what == "hbm":
@@ -510,19 +519,30 @@ def faster(cluster: ClusterSpec, what: str, factor: float) -> ClusterSpec:
         names = ("peak_bf16_tflops", "peak_fp16_tflops", "peak_fp8_tflops")
         peaks = {name: getattr(device, name) * factor for name in names}
         return cluster.model_copy(update={"device": device.model_copy(update=peaks)})
-    if what == "nic":
-        return cluster.model_copy(update={"nic_gbps_per_gpu": cluster.nic_gbps_per_gpu * factor})
+    if what in ("nic", "nic-behind-the-same-spine"):
+        rates: dict[str, object] = {"nic_gbps_per_gpu": cluster.nic_gbps_per_gpu * factor}
+        if what != "nic":
+            rates["levels"] = with_spine(cluster, factor)
+        return cluster.model_copy(update=rates)
+    if what == "spine":
+        return cluster.model_copy(update={"levels": with_spine(cluster, 1.0 / factor)})
     rate = (cluster.nvlink_gb_per_s or device.scale_up_gb_per_s or 0.0) * factor
     return cluster.model_copy(update={"nvlink_gb_per_s": rate})
 
 
-@pytest.mark.parametrize("what", ["hbm", "peak", "nic", "nvlink"])
+@pytest.mark.parametrize(
+    "what", ["hbm", "peak", "nic", "nic-behind-the-same-spine", "spine", "nvlink"]
+)
 def test_a_better_machine_is_never_slower(what: str) -> None:
     """But for ZeRO-3 in a pipeline and vpp > pp: less work to hide behind can cost more than it saves."""
 
-    @given(cases(), st.floats(1.01, 4.0))
+    @given(cases(), st.floats(1.01, 4.0), st.sampled_from([1.0, 0.5, 0.125]))
     @settings(max_examples=examples(40, 8))
-    def check(case: Case, factor: float) -> None:
+    def check(case: Case, factor: float, nic_share: float) -> None:
+        cluster = case.workload.cluster
+        nics = {"nic_gbps_per_gpu": cluster.nic_gbps_per_gpu * nic_share}
+        work = replace(case.workload, cluster=cluster.model_copy(update=nics))
+        case = replace(case, workload=work)
         pipelined = int(case.layout.pp) > 1
         assume(not (pipelined and case.layout.zero_stage == 3))
         assume(int(case.layout.vpp) <= int(case.layout.pp))

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec
 from meshwright.costmodel.collectives import (
     all_reduce_s,
     best_beyond,
@@ -193,6 +196,53 @@ def test_compute_loses_no_more_beside_a_slower_network(gbps: int, slower: float)
     exposed = float(np.asarray(exposed_s(c, traffic, window_s)))
     assert exposed == pytest.approx(share * float(np.asarray(of_full.seconds)))
     assert best_beyond(c.links).moving.bytes_per_s == pytest.approx(c.links.moving.bytes_per_s)
+
+
+def behind_a_spine(nic_gbps: float, spine_gbps: float) -> ClusterSpec:
+    """64 GPUs on two leaves, whose NICs the spine leaves `spine_gbps` each."""
+    spine = FabricLevelSpec(name="spine", gpus=64, oversubscription=max(nic_gbps / spine_gbps, 1.0))
+    levels = (FabricLevelSpec(name="leaf", gpus=32), spine)
+    changed = {"nic_gbps_per_gpu": nic_gbps, "levels": levels, "gpus": 64}
+    return read_cluster("dgx-h100").model_copy(update=changed)
+
+
+@given(
+    st.floats(10, 800), st.floats(10, 800), st.floats(1, 8),
+    st.sampled_from(["nic", "spine"]), st.sampled_from([0, 2, 3]),
+)  # fmt: skip
+@settings(max_examples=100)
+def test_a_faster_nic_or_fabric_is_never_slower(
+    nic_gbps: float, spine_gbps: float, factor: float, what: str, zero_stage: int
+) -> None:
+    """What compute loses beside traffic went by the NIC alone: behind a spine of 50 Gb/s a GPU, 200 Gb/s took
+    longer than 100, though they moved as much.
+    """
+    layout = Layout(dp=64, zero_stage=zero_stage, num_micro_batches=16)
+
+    def step_s(nic_gbps: float, spine_gbps: float) -> float:
+        cluster = behind_a_spine(nic_gbps, spine_gbps)
+        work = replace(context(layout, "torchtitan").workload, cluster=cluster)
+        c = make_context(work, layout, nested_placement(cluster, layout))
+        own, moving = c.links.bytes_per_s, c.links.moving.bytes_per_s
+        assert np.all(moving >= own)
+        traffic = data_parallel_traffic(c, 8.03e9, 0.0)
+        return float(np.asarray(exposed_s(c, traffic, 1.0)))
+
+    better = (factor, 1.0) if what == "nic" else (1.0, factor)
+    after_s = step_s(nic_gbps * better[0], spine_gbps * better[1])
+    assert after_s <= step_s(nic_gbps, spine_gbps) * (1.0 + 1e-9)
+
+
+def test_what_compute_loses_behind_a_thin_spine_does_not_go_by_the_nic() -> None:
+    """Bytes over what 200 Gb/s a GPU would move, at 100 and at 400 Gb/s alike."""
+    layout = Layout(dp=64, zero_stage=3)
+    moving = []
+    for nic_gbps in (100, 200, 400):
+        cluster = behind_a_spine(nic_gbps, 50)
+        work = replace(context(layout).workload, cluster=cluster)
+        links = make_context(work, layout, nested_placement(cluster, layout)).links
+        moving.append(links.moving.bytes_per_s[-1] / links.bytes_per_s[-1])
+    assert moving == pytest.approx([4.0, 4.0, 4.0])
 
 
 @pytest.mark.parametrize(("gbps", "rises"), [(400, True), (200, True), (100, False), (50, False)])

@@ -492,6 +492,8 @@ def _loss_and_ends(said: Said, settings: dict[str, Any], *, of_recipe: bool) -> 
         found["stepwise_loss"] = not fused
     if not said["rope_fusion"]:
         found["stepwise_rotary"] = True
+    if not said["bias_swiglu_fusion"]:
+        found["stepwise_activation"] = True
     if fused and loss is not None:
         found["fused_loss"] = loss == "te"
     if settings.get("vpp", 1) > 1 and (overlaps_ends or not of_recipe):

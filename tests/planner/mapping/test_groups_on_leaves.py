@@ -179,7 +179,7 @@ def test_the_plan_is_the_least_of_all_layouts_and_whole_groups(seed: int) -> Non
 def test_several_groups_are_the_fastest_somewhere() -> None:
     faster = [
         least_of_all_s(request) < 0.99 * least_of_all_s(request, groups=False)
-        for request in map(grouped_request, (0, 3))
+        for request in map(grouped_request, (12, 21))
     ]
     assert any(faster)
 

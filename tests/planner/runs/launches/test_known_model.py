@@ -93,12 +93,19 @@ def test_more_of_megatrons_flags_are_read(tmp_path: Path) -> None:
     assert found.unread == ()
 
 
-def test_rotary_embeddings_take_longer_where_they_are_not_fused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flag", "setting"),
+    [
+        ("--no-rope-fusion", "stepwise_rotary"),
+        ("--no-bias-swiglu-fusion", "stepwise_activation"),
+    ],
+)
+def test_operators_that_are_not_fused_take_longer(tmp_path: Path, flag: str, setting: str) -> None:
     step_s = []
-    for flags in ("--cross-entropy-loss-fusion", "--cross-entropy-loss-fusion --no-rope-fusion"):
+    for flags in ("--cross-entropy-loss-fusion", f"--cross-entropy-loss-fusion {flag}"):
         script = tmp_path / "run.sh"
         script.write_text(SCRIPT.format(model=flags), encoding="utf-8")
         (priced,) = price_launch(script, WITH)
-        assert bool(priced.run.workload.stepwise_rotary) == ("--no-rope-fusion" in flags)
+        assert bool(getattr(priced.run.workload, setting)) == (flag in flags)
         step_s.append(priced.predicted.step_time_s)
     assert step_s[1] > 1.01 * step_s[0]
