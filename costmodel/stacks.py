@@ -104,7 +104,9 @@ class FrameworkConstants:
     async_tensor_backward: bool
     """Whether backward collectives of column-parallel products run beside its GEMMs."""
     reduces_each_input: bool
-    """Whether tensor-parallel ranks add up the gradient of one input behind each product that reads it."""
+    """Whether tensor-parallel ranks add up the gradient of attention's input behind each of its products."""
+    reduces_gate_apart: bool
+    """Whether they add up that of a feed-forward's input behind its gate and behind the product beside it."""
     gathers_after_update: bool
     """Whether parameters of ZeRO 1 and 2 are gathered when the optimizer has ended, with nothing beside."""
     broadcasts_shards: bool
