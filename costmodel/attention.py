@@ -50,8 +50,8 @@ gradient read and that of the output written, then both read, their product writ
 a head (transformers 5.23, models/laguna/modeling_laguna.py, LagunaAttention, and autograd)."""
 _UNDER_A_MASK = 2.0
 """Scores that a kernel computes which computes all, over those of causal attention."""
-_COLUMN_PRODUCTS = 3
-"""Matrices of queries, keys and values."""
+_FURTHER_PRODUCTS = 2
+"""Matrices of keys and values beside that of queries."""
 
 
 class _Widths(NamedTuple):
@@ -118,12 +118,13 @@ def attention_block(c: Context, score_share: float | None = None) -> LayerTime:
         gemms.inputs.forward + gemms.output.forward, gemms.inputs.backward + gemms.output.backward
     )
     sent = (widths.query, widths.key_value, widths.output)
+    further_sums = _FURTHER_PRODUCTS * c.constants.framework.reduces_each_input
     return block_time(
         _recomputed(c, widths, gemms, core, inner.forward),
         gemm=gemm,
         attention=core.seconds,
         memory_bound=streamed_passes_s(c, moved),
-        tp_comm=tensor_parallel_s(c, gemm, 0.5 * gemms.inputs.backward, _COLUMN_PRODUCTS),
+        tp_comm=tensor_parallel_s(c, gemm, 0.5 * gemms.inputs.backward, further_sums),
         cp_comm=context_parallel_s(c, sent, core.seconds),
     )
 

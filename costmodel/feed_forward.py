@@ -128,10 +128,11 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
         moved.around[1] * elements + activation_b + cast_b,
     )
     gemm = Passes(up.forward + down.forward, up.backward + down.backward)
+    further_sums = (matrices - 1) * c.constants.framework.reduces_gate_apart
     block = block_time(
         gemm=gemm,
         memory_bound=streamed_passes_s(c, streamed),
-        tp_comm=tensor_parallel_s(c, gemm, 0.5 * up.backward, matrices),
+        tp_comm=tensor_parallel_s(c, gemm, 0.5 * up.backward, further_sums),
     )
     norm_bytes = moved.norm[0] * elements
     recomputed = _recomputed(c, block.forward, up.forward, norm_bytes, activation_f)

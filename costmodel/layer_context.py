@@ -401,7 +401,7 @@ def portion(block: LayerTime, share: float) -> LayerTime:
 
 
 def tensor_parallel_s(
-    c: Context, gemm_s: Passes, column_gemm_s: Floats, column_products: int = 1
+    c: Context, gemm_s: Passes, column_gemm_s: Floats, further_sums: int = 0
 ) -> Passes:
     """One all-reduce forward and one backward (or gathers and scatters) of T h, less what compute hides.
 
@@ -412,7 +412,8 @@ def tensor_parallel_s(
     megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication). Launches that
     block leave nothing to run beside. Where products that read one input are modules of their own, some
     stacks reduce its gradient behind each of them (transformers 5.23, distributed/tensor_parallel.py,
-    ColwiseParallel; Paddle 2.5, fleet/layers/mpu/mp_ops.py, c_identity_eager).
+    ColwiseParallel; Paddle 2.5, fleet/layers/mpu/mp_ops.py, c_identity_eager), unless sequence parallelism
+    gathers it once, behind the norm (Aleph-Alpha/scaling, core/nn/norm/rms_norm.py).
 
     Parameters
     ----------
@@ -422,8 +423,9 @@ def tensor_parallel_s(
         Seconds of the block's GEMMs, at least 0.
     column_gemm_s : float or array
         Seconds of one GEMM of the column-parallel product's backward pass, at least 0.
-    column_products : int, optional
-        Column-parallel modules that read the block's input, at least 1.
+    further_sums : int, optional
+        Column-parallel modules that read the block's input and reduce its gradient beside the first, at least
+        0.
 
     Returns
     -------
@@ -438,8 +440,8 @@ def tensor_parallel_s(
     if c.tp_overlaps or not beside:
         hidden_share = stack.tp_hidden if c.tp_overlaps else 0.0
         sums = unhidden_s(hidden_share, c.tensor_sum_s, gemm_s)
-        again = column_products - 1 if stack.reduces_each_input else 0
-        return Passes(sums.forward, sums.backward + again * c.tensor_sum_s)
+        apart = further_sums * np.where(c.layout.sequence_parallel, 0.0, c.tensor_sum_s)
+        return Passes(sums.forward, sums.backward + apart)
 
     def _exposed(seconds: Floats) -> Floats:
         """What runs longer than one GEMM, and what the two slow each other down."""

@@ -24,6 +24,7 @@ from meshwright.costmodel.attention import (
     one_window_share,
     turns_stepwise,
 )
+from meshwright.costmodel.collectives import ring_pass_s
 from meshwright.costmodel.feed_forward import (
     dense_mlp,
     hide_expert_traffic,
@@ -69,6 +70,11 @@ _LOSS_BYTES = (12.0, 18.0)
 _STEPWISE_LOSS_BYTES = (38.0, 14.0)
 """Cross entropy step by step: cast (6), maximum (4), difference (8), exponential (8), sum (4), quotient (8);
 its gradient times that of the loss (8) and cast back (6) (megatron/core/tensor_parallel/cross_entropy.py)."""
+_GATHERED_LOGIT_BYTES = (8.0, 4.0)
+"""A logit that tensor-parallel ranks gather: copied out of what came, then behind others; backward a rank's
+part of the gradient (Aleph-Alpha/scaling, core/nn/linear/utils.py, _all_concat and _all_shard)."""
+_ACCURACY_BYTES = 4.0
+"""The largest logit of each token, looked for by itself (transformer/model/losses/cross_entropy.py there)."""
 _FUSED_LOSS_BYTES = (6.0, 4.0)
 """Transformer Engine's cross entropy on 16-bit logits: read for the sum, read and replaced by the gradient;
 the backward pass scales it (transformer_engine/pytorch/triton/cross_entropy.py)."""
@@ -140,13 +146,25 @@ def head(c: Context) -> LayerTime:
     stack = c.constants.framework
     unfused = _STEPWISE_LOSS_BYTES if stack.stepwise_loss else _LOSS_BYTES
     each = _FUSED_LOSS_BYTES if stack.fused_loss else unfused
-    loss_f, loss_b = (c.workload.step_kind.losses * moved for moved in each)
-    moved = Passes(norm + loss_f * logits, 1.5 * norm + loss_b * logits)
+    loss = Passes(*(c.workload.step_kind.losses * moved for moved in each))
+    gathered_s = 0.0 * c.tensor_pass_s
+    if stack.whole_logits:
+        gathered_s = ring_pass_s(2.0 * logits, c.placement.tp, c.links)
+        loss = _of_whole_logits(c, loss)
+    moved = Passes(norm + loss.forward * logits, 1.5 * norm + loss.backward * logits)
     return block_time(
         gemm=Passes(gemm_f, gemm_b),
         memory_bound=streamed_passes_s(c, moved),
-        tp_comm=Passes(c.tensor_pass_s, 2.0 * c.tensor_pass_s),
+        tp_comm=Passes(c.tensor_pass_s + gathered_s, 2.0 * c.tensor_pass_s),
     )
+
+
+def _of_whole_logits(c: Context, loss: Passes) -> Passes:
+    """Bytes a logit of a loss with those of the accuracy, and of copies where ranks gather the logits."""
+    forward, backward = _GATHERED_LOGIT_BYTES
+    tp = np.asarray(c.layout.tp, dtype=np.float64)
+    copied: Passes = Passes(np.where(tp > 1, forward, 0.0), np.where(tp > 1, backward / tp, 0.0))
+    return Passes(loss.forward + _ACCURACY_BYTES + copied.forward, loss.backward + copied.backward)
 
 
 def _score_head(c: Context) -> LayerTime:

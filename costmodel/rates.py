@@ -22,6 +22,7 @@ from meshwright.costmodel.records import (
     memory_band,
 )
 from meshwright.costmodel.stacks import (
+    OF_FIRST_KERNELS,
     OF_WIDE_HEADS,
     FrameworkConstants,
     generation_on,
@@ -43,7 +44,7 @@ class DeviceConstants:
     attention_forward_fraction: float
     """Of the 16-bit peak, by the causal half of the FLOP."""
     attention_flash1_fraction: float
-    """As `attention_forward_fraction`, for FlashAttention and its Triton port of early 2023."""
+    """As `attention_forward_fraction`, for FlashAttention's port to Triton of early 2023."""
     attention_flash2_fraction: float
     """As `attention_forward_fraction`, for FlashAttention-2 and its like, written for Ampere (arXiv
     2407.08608: 35 % on H100)."""
@@ -111,6 +112,9 @@ _MOST_WORK_BACKWARD = 2.5 / 0.8
 figures 4 to 6)."""
 _LEAST_GAIN = 0.95
 """Of the time at 16 bits, what attention in FP8 may take for a plan to ask for it: its casts come on top."""
+_SLOWER_THAN_FLASH_2 = 2.0
+"""Time of flash-attn 1 (1.0.9) over that of 2, on A100 ("around 2x", Dao 2023, arXiv 2307.08691, section 4.1;
+the version: Dao-AILab/flash-attention, issue 505)."""
 _BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
 
@@ -373,6 +377,7 @@ def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rate
     }.get(precision, device.gemm_fraction_16bit)
     sixteen = peak_flops(spec, "bf16")
     by_generation = {
+        OF_FIRST_KERNELS: device.attention_flash2_fraction / _SLOWER_THAN_FLASH_2,
         1: device.attention_flash1_fraction,
         2: device.attention_flash2_fraction,
         2.5: device.attention_cudnn9_fraction,

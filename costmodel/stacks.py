@@ -22,9 +22,11 @@ _OF_TRAINERS = 2.8
 """What launch files of trainers ask for: as PyTorch's own, but FlashAttention-2 where that is in Triton."""
 OF_WIDE_HEADS = 0.5
 """In the place of a generation: PyTorch's memory-efficient kernel."""
+OF_FIRST_KERNELS = 0.9
+"""In the place of a generation: flash-attn 1, whose kernels are slower than those in Triton."""
 _FLASH_GENERATIONS = {
     MEMORY_EFFICIENT: OF_WIDE_HEADS,
-    "flash-1": 1,
+    "flash-1": OF_FIRST_KERNELS,
     "flash-2": 2,
     "cudnn-9.0": 2.5,
     "sdpa": OF_PYTORCH,
@@ -58,9 +60,9 @@ class FrameworkConstants:
     fused_softmax: bool
     """Whether an attention that is not fused at least has scale, mask and softmax in one kernel."""
     flash_generation: float
-    """1: FlashAttention, and kernels in Triton; 2: FlashAttention-2 or PyTorch's own kernel; 2.5: cuDNN up
-    to 9.0; 3: FlashAttention-3 or a later cuDNN; `OF_WIDE_HEADS` as it says. A device has its own,
-    `generation_on`."""
+    """1: FlashAttention in Triton; 2: FlashAttention-2 or PyTorch's own kernel; 2.5: cuDNN up to 9.0; 3:
+    FlashAttention-3 or a later cuDNN; `OF_WIDE_HEADS` and `OF_FIRST_KERNELS` as they say. A device has its
+    own, `generation_on`."""
     operator_launch_s: float
     """Host time of one operator of PyTorch between modules that launch their kernels themselves."""
     launch_layer_s: float
@@ -104,7 +106,9 @@ class FrameworkConstants:
     async_tensor_backward: bool
     """Whether backward collectives of column-parallel products run beside its GEMMs."""
     reduces_each_input: bool
-    """Whether tensor-parallel ranks add up the gradient of one input behind each product that reads it."""
+    """Whether tensor-parallel ranks add up the gradient of attention's input behind each of its products."""
+    reduces_gate_apart: bool
+    """Whether they add up that of a feed-forward's input behind its gate and behind the product beside it."""
     gathers_after_update: bool
     """Whether parameters of ZeRO 1 and 2 are gathered when the optimizer has ended, with nothing beside."""
     broadcasts_shards: bool

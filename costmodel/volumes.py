@@ -180,10 +180,11 @@ def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
 
 def _sums_apart(c: Context, work: RankWork, blocks: float) -> float:
     """All-reduces of a step behind further products of one input: two of attention, one of a gated block."""
-    if not c.constants.framework.reduces_each_input:
-        return 0.0
+    stack = c.constants.framework
     attention = c.workload.model.blocks.attention * work.layers
-    return 2.0 * attention + float(c.workload.model.gated) * (blocks - attention)
+    gated = float(c.workload.model.gated) * (blocks - attention)
+    apart = 2.0 * stack.reduces_each_input * attention + stack.reduces_gate_apart * gated
+    return tensor_all_reduced(c) * apart
 
 
 def expert_passes(work: RankWork) -> float:

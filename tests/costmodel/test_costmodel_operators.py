@@ -18,6 +18,7 @@ from meshwright.costmodel import layer_context as layers_context
 from meshwright.costmodel import layer_kinds as ends
 from meshwright.costmodel import layer_kinds as kinds
 from meshwright.costmodel.attention import attention_block, turns_stepwise, window_share
+from meshwright.costmodel.collectives import ring_pass_s
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.feed_forward import dense_mlp, moe_mlp, routed_copies
 from meshwright.costmodel.kernels import (
@@ -32,7 +33,7 @@ from meshwright.costmodel.kernels import (
     weight_gradient_s,
 )
 from meshwright.costmodel.layer_context import Context, Parts
-from meshwright.costmodel.layer_kinds import KindTime, embedding, kind_times
+from meshwright.costmodel.layer_kinds import KindTime, embedding, head, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import constants_for, kernel_rates
@@ -305,6 +306,35 @@ def test_transformers_add_up_the_gradient_of_an_input_behind_each_matrix_that_re
     assert sent == pytest.approx([sum_s, 3 * sum_s, sum_s, 2 * sum_s])
     work = mean_rank_work(c, ((32,),))
     assert tensor_passes(c, work) == pytest.approx(2.0 * work.layers * (2 + 3 + 2))
+
+
+@pytest.mark.parametrize(("sequence_parallel", "of_gate"), [(False, 2), (True, 1)])
+def test_aleph_alpha_has_one_matrix_for_queries_keys_and_values_and_a_gate_apart(
+    sequence_parallel: bool, of_gate: int
+) -> None:
+    """Sequence parallelism gathers an input once, behind the norm, and scatters its gradient there."""
+    layout = Layout(tp=4, dp=2, sequence_parallel=sequence_parallel)
+    c = context(workload("llama-3-8b", gpus=8, framework="aa-scaling"), layout)
+    sum_s = float(np.asarray(c.tensor_sum_s))
+    blocks = attention_block(c), dense_mlp(c, c.workload.model.ffn_hidden)
+    sent = [float(np.asarray(block.backward["tp_comm"])) for block in blocks]
+    assert sent == pytest.approx([sum_s, of_gate * sum_s])
+    work = mean_rank_work(c, ((32,),))
+    assert tensor_passes(c, work) == pytest.approx(2.0 * work.layers * (2 + 1 + of_gate))
+
+
+@pytest.mark.parametrize(("tp", "copied"), [(1, (0.0, 0.0)), (4, (8.0, 4.0 / 4))])
+def test_a_loss_of_whole_logits_gathers_them(tp: int, copied: tuple[float, float]) -> None:
+    """Two bytes a logit round the ring; 12 and 18 of cross entropy, 4 to find the largest, and copies."""
+    c = context(workload("llama-3-8b", gpus=8, framework="aa-scaling"), Layout(tp=tp, dp=8 // tp))
+    logits = float(c.tokens) * c.workload.model.vocab
+    norm = 4.0 * float(np.asarray(c.hidden_elements))
+    gathered_s = float(np.asarray(ring_pass_s(2.0 * logits, c.placement.tp, c.links)))
+    whole = head(c)
+    assert whole.forward["tp_comm"] - c.tensor_pass_s == pytest.approx(gathered_s)
+    moved = norm + (12.0 + 4.0 + copied[0]) * logits, 1.5 * norm + (18.0 + copied[1]) * logits
+    seconds = [float(np.asarray(each["memory_bound"])) for each in (whole.forward, whole.backward)]
+    assert seconds == pytest.approx([float(streamed_s(size, c.rates)) for size in moved])
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

@@ -53,6 +53,19 @@ def test_newer_attention_kernels_are_faster() -> None:
     assert times[0] < times[-1]
 
 
+@pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100"])
+def test_the_first_flash_attention_takes_twice_as_long_as_the_second(cluster: str) -> None:
+    """Its port to Triton, which llm-foundry ran on, was faster."""
+    work = replace(WORK, cluster=read_cluster(cluster))
+    first, second = (
+        kernel_rates(named, constants_for(named)).attention_forward_flops
+        for named in (replace(work, attention_kernel=kernel) for kernel in ("flash-1", "flash-2"))
+    )
+    in_triton = replace(work, framework="llm-foundry")
+    assert second / first == pytest.approx(2.0)
+    assert first < kernel_rates(in_triton, constants_for(in_triton)).attention_forward_flops
+
+
 @pytest.mark.parametrize(
     ("cluster", "later", "pytorch"),
     [
