@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.costmodel.data_parallel import LEAST_GAIN
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
@@ -22,6 +22,7 @@ from meshwright.costmodel.step_time import StepTime
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import program_version
 from meshwright.errors import OutOfTimeError
+from meshwright.planner.mapping.cuts import parts_cut_use
 from meshwright.planner.mixed.document import (
     NOT_MEASURED,
     AloneDoc,
@@ -48,6 +49,7 @@ from meshwright.planner.plan.assemble import (
     is_closed,
     lengths_document,
     objective_of,
+    overfull_cuts,
     software_needs,
     training_warnings,
 )
@@ -107,6 +109,8 @@ class MixedOutcome:
     """Layouts with ranks on each part whose bound was below the price to beat."""
     priced: int = 0
     """Kernels priced exactly."""
+    least_cut_use: float = inf
+    """Of the kernels that are out as they fill a cut beyond the limit, that of the one that uses least."""
 
     @property
     def price_s(self) -> float:
@@ -171,7 +175,7 @@ class MixedSearch:
                 if not self._maker.keeps_inside(row):
                     continue
                 kernel = self._maker.kernel(row)
-                kernel.price = kernel.best_split(inf)
+                kernel.price = self._within_cuts(kernel, kernel.best_split(inf))
                 outcome.rows += 1
                 if kernel.price is not None:
                     outcome.priced += 1
@@ -215,7 +219,7 @@ class MixedSearch:
             return False
         self._priced.add(key)
         kernel = self._maker.kernel(row)
-        kernel.price = kernel.best_split(self._limit_s)
+        kernel.price = self._within_cuts(kernel, kernel.best_split(self._limit_s))
         self.outcome.priced += 1
         if kernel.price is None:
             return False
@@ -223,6 +227,18 @@ class MixedSearch:
         if kernel is self.outcome.best:
             self.progress(f"{kernel.price_s:.4g} s a step, {self.outcome.priced} kernels priced")
         return True
+
+    def _within_cuts(self, kernel: MixedKernel, price: MixedPrice | None) -> MixedPrice | None:
+        """The fastest split of a kernel, unless it fills a cut beyond the limit: the kernel is out then."""
+        limit = self.request.first.max_cut_use
+        if price is None or limit >= 1:
+            return price
+        segments = kernel.segments_of(price.layout)
+        use = parts_cut_use(segments, price.stages, mixed_step(segments, price.stages))
+        if use <= limit * (1 + ROUNDING):
+            return price
+        self.outcome.least_cut_use = min(self.outcome.least_cut_use, use)
+        return None
 
     def _take(self, kernel: MixedKernel) -> None:
         """Takes a kernel among the best."""
@@ -351,6 +367,9 @@ def make_mixed_plan(
         layout=None,
         execution=None,
         predicted=None,
+        warnings=[]
+        if step_s < inf
+        else list(overfull_cuts(request.first, _least_cut_use(outcomes))),
         ranks=[],
         nodes=[],
         alone=[_alone_document(request, part, plan) for part, plan in enumerate(alone)],
@@ -433,6 +452,11 @@ def _with_alternatives(
     return document.model_copy(
         update={"alternatives": next_best, "warnings": [*document.warnings, *words]}
     )
+
+
+def _least_cut_use(outcomes: Sequence[tuple[MixedRequest, MixedOutcome]]) -> float:
+    """Of all pipelines that are out as they fill a cut; infinite without any."""
+    return min(outcome.least_cut_use for _, outcome in outcomes)
 
 
 def _silent(_: str) -> None:
