@@ -779,7 +779,7 @@ def parts_use(
         rates = [float(side.part.crossing.links.bytes_per_s[-1]) / 1e9 for side in (before, after)]
         between.append(
             CutUse(
-                level="between parts",
+                level="handed-on",
                 cut="uplink",
                 phase=MICRO_BATCHES,
                 block=f"rank {after.first - 1} and {after.first}",
@@ -792,20 +792,31 @@ def parts_use(
     return uses, between
 
 
-def parts_cut_use(segments: Sequence[Segment], stages: Stages, step: StepTime) -> float:
-    """The largest share of a cut's capacity that a pipeline through parts and others use in a phase.
+def parts_cut_uses(
+    segments: Sequence[Segment], names: Sequence[str], stages: Stages, step: StepTime
+) -> dict[str, float]:
+    """The share of each cut's capacity that a pipeline through parts and others use in each phase.
 
     Parameters
     ----------
     segments, stages
         As `parts_use` takes them.
+    names
+        Of the segments' parts.
     step
         What the pipeline takes.
+
+    Returns
+    -------
+    dict of str to float
+        By part, level, kind of cut and phase: 'new_leaf_uplink_gradients'; what a part hands on under its own
+        name. Never empty.
     """
     seconds = {name: float(np.asarray(part)) for name, part in step.parts.items()}
     uses, between = parts_use(segments, stages, seconds)
-    cuts = [*between, *(cut for use in uses for cut in use.cuts)]
-    return max((cut.total_use for cut in cuts), default=0.0)
+    rows = [(name, cut) for name, use in zip(names, uses, strict=True) for cut in use.cuts]
+    rows += zip(names, between, strict=False)
+    return {f"{part}_{cut.level}_{cut.cut}_{cut.phase}": cut.total_use for part, cut in rows}
 
 
 def _others_share(workload: Workload, level: str) -> float:

@@ -24,7 +24,7 @@ from meshwright.costmodel.mixed import host_memory_gib, hosts_short_gib, mixed_s
 from meshwright.costmodel.rates import peak_flops, step_time_band
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.errors import InternalError
-from meshwright.planner.mapping.cuts import parts_cut_use
+from meshwright.planner.mapping.cuts import parts_cut_uses
 from meshwright.planner.mixed.document import (
     NOT_MEASURED,
     AloneDoc,
@@ -243,7 +243,8 @@ def rule_faults(pipeline: Pipeline) -> Iterator[str]:
     cut_use = None
     if plan.inputs.max_cut_use < 1:
         step = mixed_step(pipeline.segments, pipeline.stages)
-        cut_use = parts_cut_use(pipeline.segments, pipeline.stages, step)
+        uses = parts_cut_uses(pipeline.segments, plan.runs_on, pipeline.stages, step)
+        cut_use = max(uses.values())
     asked = zip(
         plan.runs_on, pipeline.requests, pipeline.segments, pipeline.memory_gib, strict=True
     )
