@@ -748,6 +748,7 @@ def plan_mixed(
     tokens: float | None = None,
     days: float | None = None,
     gpu_hour_price: float | None = None,
+    export_model: FilePath | None = None,
     progress: Callable[[str], None] | None = None,
     **others: object,
 ) -> MixedResult:
@@ -776,6 +777,9 @@ def plan_mixed(
         runs fastest.
     tokens, days, gpu_hour_price
         As `plan` takes them; GPUs of the parts in use are counted, at each part's power.
+    export_model
+        Where to write all that was priced, on parts alone and through several, as one CP-SAT model; as `plan`
+        takes it.
     **others
         Further arguments of `plan`: those of what is trained on what (`train`, `lora_rank`, `lora_targets`,
         `kind`, `reference`, `loss`, `lengths`, `pack_size`, `packing`, `image_tokens`,
@@ -819,7 +823,14 @@ def plan_mixed(
         seed=seed,
         **others,
     )
-    searched = partial(make_mixed_plan, request, progress, choices=choices, robustness=robustness)
+    searched = partial(
+        make_mixed_plan,
+        request,
+        progress,
+        choices=choices,
+        robustness=robustness,
+        model_file=None if export_model is None else path_of(export_model, "export_model"),
+    )
     if baseline is None:
         return with_mixed_cost(searched(), budget)
     from meshwright.planner.analysis.waterfall import read_baseline_on_parts

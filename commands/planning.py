@@ -444,7 +444,7 @@ def show_mixed_plan(
     """
     with ProgressLine("starting"):
         from meshwright.api import plan_mixed
-        from meshwright.documents import refuse_taken
+        from meshwright.documents import refuse_taken, refuse_taken_file
         from meshwright.planner.launch.plan_files import (
             MIXED_FILES,
             mixed_files,
@@ -455,11 +455,11 @@ def show_mixed_plan(
         from meshwright.planner.report.plan_view import plan_view, short_view
         from meshwright.planner.solvers.processes import on_processes
 
-    if options.pop("export_model", None) is not None:
-        what = "does not go with a mixed cluster: plan on one of its parts to ask for this"
-        raise InputError(what, where="--export-model")
     if output is not None:
         refuse_taken(output, MIXED_FILES, force)
+    model_file: Path | None = options["export_model"]
+    if model_file is not None:
+        refuse_taken_file(model_file, force)
     with ProgressLine(READING) as progress, on_processes():
         result = plan_mixed(model, progress=progress, robustness=full, **options)
     document = result.document

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from time import monotonic
 from typing import Any, Literal, get_args
 
@@ -39,12 +38,11 @@ from meshwright.planner.mapping.cuts import (
     PARTS,
     AxisFlow,
     MappingUse,
-    axis_flows,
     binding_cut,
     broken_cuts,
     level_table,
     mapping_use,
-    use_of_flows,
+    parts_use,
 )
 from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S, least_traffic, with_spares
 from meshwright.planner.mapping.problem import FloatArray, IntArray, Loads, loads_of, spread_of
@@ -574,17 +572,15 @@ def parts_traffic(plan: MixedPlan) -> PartsTraffic:
     step_time_s, each = plan.predicted.step_time_s, stage_gpus(pipeline.doc)
     parts: dict[str, PlanTraffic] = {}
     axes: list[AxisFlow] = []
-    for name, segment in zip(plan.runs_on, pipeline.segments, strict=True):
+    uses, cuts = parts_use(pipeline.segments, pipeline.stages, plan.predicted.breakdown_s)
+    for name, segment, use in zip(plan.runs_on, pipeline.segments, uses, strict=True):
         context, workload = segment.part.context, segment.part.workload
-        flows = axis_flows(context, pipeline.stages, segment.own)
-        places = allocated_places(workload.cluster, workload.gpus)
-        use = use_of_flows(context, flows, plan.predicted.breakdown_s, places)
         work = mean_rank_work(context, pipeline.stages, segment.own)
         parts[name] = PlanTraffic(
             layout=pipeline.layout,
             levels=tuple(level_table(use, step_time_s)),
             use=use,
-            places=tuple(places),
+            places=tuple(allocated_places(workload.cluster, workload.gpus)),
             cuts=use.cuts,
             groups=group_traffic(context, pipeline.stages, ranks=segment.own),
             uplinks=None,
@@ -595,21 +591,21 @@ def parts_traffic(plan: MixedPlan) -> PartsTraffic:
         )
         axes += [replace(flow, groups=flow.groups + segment.first * each) for flow in use.axes]
     between: list[HandOver] = []
-    for before, after in pairwise(pipeline.segments):
-        volume = parts[plan.runs_on[len(between)]].groups.boundary
+    for cut, after in zip(cuts, pipeline.segments[1:], strict=True):
         last = np.arange(each) + (after.first - 1) * each
         ends = np.stack([last, last + each], axis=1)
         axes.append(
-            AxisFlow(axis="pp", kind="chain", phase=MICRO_BATCHES, groups=ends, volume=volume)
+            AxisFlow(
+                axis="pp", kind="chain", phase=MICRO_BATCHES, groups=ends, volume=cut.bytes_per_gpu
+            )
         )
-        rates = [float(side.part.crossing.links.bytes_per_s[-1]) for side in (before, after)]
         between.append(
             HandOver(
                 sender=plan.runs_on[len(between)],
                 receiver=plan.runs_on[len(between) + 1],
                 gpus=each,
-                bytes_per_gpu=volume,
-                gb_per_s=min(rates) / 1e9,
+                bytes_per_gpu=cut.bytes_per_gpu,
+                gb_per_s=cut.gb_per_s,
                 step_time_s=step_time_s,
             )
         )

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, reduce
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,6 +223,17 @@ def loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArr
 Lines = tuple[tuple[float, float], ...]
 
 
+class RankCosts(NamedTuple):
+    """Seconds of a micro-batch on one rank of a pipeline through unlike parts of a cluster."""
+
+    layer_s: float
+    leading_s: float
+    again_s: float
+    """At the least, for a layer that is recomputed in full; 0 where the layout recomputes none so."""
+    beside_s: float
+    """Of what the rank runs beside layers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CombinationCosts:
     """One combination. Seconds of a micro-batch, forward and backward, unless said."""
@@ -239,6 +251,10 @@ class CombinationCosts:
     """Seconds of a step for a second of the busiest rank."""
     lines: Lines
     """(seconds of a step, the same for each recomputed layer)."""
+    ranks: tuple[RankCosts, ...] = ()
+    """Of each pipeline rank, where these run on unlike parts of a cluster: in place of the first five."""
+    work_weight: float = 0.0
+    """Seconds of a step for a second of all such ranks together, whose work the split decides."""
 
     def times(self, factor: float) -> CombinationCosts:
         """With a step so many times as long.
@@ -249,7 +265,12 @@ class CombinationCosts:
             Above 0.
         """
         lines = tuple((line_s * factor, again_s * factor) for line_s, again_s in self.lines)
-        return replace(self, weight=self.weight * factor, lines=lines)
+        return replace(
+            self,
+            weight=self.weight * factor,
+            work_weight=self.work_weight * factor,
+            lines=lines,
+        )
 
 
 def combination_costs(

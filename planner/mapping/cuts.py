@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -33,8 +34,9 @@ from meshwright.costmodel.estimate import Estimate, Stages
 from meshwright.costmodel.feed_forward import routed_copies
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import ROUNDING, Layout, Placement
+from meshwright.costmodel.mixed import Segment
 from meshwright.costmodel.rates import calibrated_constants, links_of
-from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.step_time import StepTime, make_context
 from meshwright.costmodel.volumes import (
     CutUse,
     GroupTraffic,
@@ -380,6 +382,8 @@ class AxisFlow:
     """Of a chain, from the last member to the first."""
     relayed: bool = True
     """Whether an all-to-all changes rails inside nodes only."""
+    to_other_parts: IntArray | None = None
+    """Of a chain, the ranks that hand `volume` on to another part of a mixed cluster, once for each."""
 
     @property
     def members(self) -> int:
@@ -406,7 +410,7 @@ def axis_flows(c: Context, stages: Stages, own: slice | None = None) -> list[Axi
     """Every axis that sends something, of ranks counted in Megatron's default order.
 
     With `own`, the pipeline ranks of one part of a mixed cluster, `c` being the whole layout there: their
-    groups alone, ranks counted from the first of them.
+    groups alone, ranks counted from the first of them, with what leaves the part.
     """
     moe = c.workload.model.moe is not None
     groups = process_groups(c.layout, experts=moe)
@@ -428,7 +432,11 @@ def axis_flows(c: Context, stages: Stages, own: slice | None = None) -> list[Axi
         replace(flow("cp", context, moved.context), relayed=cluster.crosses_rails_inside),
         *_hierarchical_flows(c, groups["cp"], moved),
         *_gradient_flows(c, "dp", groups["dp-cp"], moved.gradients, moved.gradients_between),
-        replace(flow("pp", "chain", moved.boundary), wrap=moved.wrap),
+        replace(
+            flow("pp", "chain", moved.boundary),
+            wrap=moved.wrap,
+            to_other_parts=None if own is None else _at_edges(c, own),
+        ),
     ]
     if moe:
         one_copy = float(np.max(routed_copies(c.workload, np.ones(1), c.layout.ep)))
@@ -443,7 +451,20 @@ def axis_flows(c: Context, stages: Stages, own: slice | None = None) -> list[Axi
                 c, "edp", groups["edp"], moved.expert_gradients, moved.expert_gradients_between
             ),
         ]
-    return [flow for flow in flows if flow.members > 1 and flow.volume > 0]
+    return [
+        flow
+        for flow in flows
+        if flow.volume > 0 and (flow.members > 1 or flow.to_other_parts is not None)
+    ]
+
+
+def _at_edges(c: Context, own: slice) -> IntArray:
+    """Ranks of a part, counted from its first, that hand over to the pipeline rank before or behind it."""
+    pp = int(np.asarray(c.layout.pp))
+    each = int(np.asarray(c.layout.gpus)) // pp
+    ranks = np.arange((own.stop - own.start) * each)
+    before, behind = ranks[: each * (own.start > 0)], ranks[len(ranks) - each * (own.stop < pp) :]
+    return np.concatenate([before, behind])
 
 
 def _within(c: Context, groups: IntArray, own: slice) -> IntArray:
@@ -555,6 +576,8 @@ def _chain(flow: AxisFlow, level: LevelPositions) -> LevelFlow:
         for end in (first, second):
             np.add.at(leaving, end[apart], volume)
             np.add.at(crossing, end[here], volume)
+    if flow.to_other_parts is not None:
+        np.add.at(leaving, flow.to_other_parts, flow.volume)
     return LevelFlow(crossing=crossing, leaving=leaving)
 
 
@@ -721,6 +744,79 @@ def use_of_flows(
     return MappingUse(
         context=context, positions=on, axes=tuple(axes), levels=tuple(levels), cuts=tuple(cuts)
     )
+
+
+def parts_use(
+    segments: Sequence[Segment], stages: Stages, breakdown_s: dict[str, float]
+) -> tuple[list[MappingUse], list[CutUse]]:
+    """What a pipeline through parts of a mixed cluster does to the fabric of each, and between them.
+
+    Groups but those of the pipeline lie inside a part; each part's ranks run through its nodes in turn.
+
+    Parameters
+    ----------
+    segments
+        In the order of the pipeline.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+    breakdown_s
+        Parts of the step, seconds: how long its phases take.
+
+    Returns
+    -------
+    tuple of (list of MappingUse, list of CutUse)
+        One for each segment; and one for each two that follow each other, whose slower NICs are the cut.
+    """
+    uses: list[MappingUse] = []
+    for segment in segments:
+        context, workload = segment.part.context, segment.part.workload
+        flows = axis_flows(context, stages, segment.own)
+        places = allocated_places(workload.cluster, workload.gpus)
+        uses.append(use_of_flows(context, flows, breakdown_s, places))
+    between: list[CutUse] = []
+    for before, after in pairwise(segments):
+        volume = group_traffic(before.part.context, stages, ranks=before.own).boundary
+        rates = [float(side.part.crossing.links.bytes_per_s[-1]) / 1e9 for side in (before, after)]
+        between.append(
+            CutUse(
+                level="handed-on",
+                cut="uplink",
+                phase=MICRO_BATCHES,
+                block=f"rank {after.first - 1} and {after.first}",
+                bytes_per_gpu=volume,
+                gb_per_s=min(rates),
+                busy_s=volume / (min(rates) * 1e9),
+                phase_s=phase_seconds(before.part.context, breakdown_s)[MICRO_BATCHES],
+            )
+        )
+    return uses, between
+
+
+def parts_cut_uses(
+    segments: Sequence[Segment], names: Sequence[str], stages: Stages, step: StepTime
+) -> dict[str, float]:
+    """The share of each cut's capacity that a pipeline through parts and others use in each phase.
+
+    Parameters
+    ----------
+    segments, stages
+        As `parts_use` takes them.
+    names
+        Of the segments' parts.
+    step
+        What the pipeline takes.
+
+    Returns
+    -------
+    dict of str to float
+        By part, level, kind of cut and phase: 'new_leaf_uplink_gradients'; what a part hands on under its own
+        name. Never empty.
+    """
+    seconds = {name: float(np.asarray(part)) for name, part in step.parts.items()}
+    uses, between = parts_use(segments, stages, seconds)
+    rows = [(name, cut) for name, use in zip(names, uses, strict=True) for cut in use.cuts]
+    rows += zip(names, between, strict=False)
+    return {f"{part}_{cut.level}_{cut.cut}_{cut.phase}": cut.total_use for part, cut in rows}
 
 
 def _others_share(workload: Workload, level: str) -> float:

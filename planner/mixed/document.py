@@ -63,7 +63,6 @@ from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_fr
 MOST_LEADING = 6
 """Dense layers before those with experts: ways to lay them on the first ranks double with each."""
 _NOT_MIXED: Mapping[str, object] = {
-    "max_cut_use": 1.0,
     "objective": "nominal",
     "hybrid_cp": False,
 }

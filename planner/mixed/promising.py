@@ -1084,10 +1084,10 @@ def _that_may_beat(
     may_beat = bounds.seconds_at_best(most_ranks.astype(np.float64)) < cutoff_s
     good = np.flatnonzero(_has_room(most_ranks, layouts) & may_beat)
     kept = layouts.take(good)
-    # Among the next best plans are those that offload without need, too.
+    # Among the next best plans, and those that spare a cut, are some that offload without need, too.
     most_layers = (
         bounds.most_layers[:, good]
-        if request.top_k == 1
+        if request.top_k == 1 and request.first.max_cut_use >= 1
         else np.full((len(workloads), len(good)), np.inf)
     )
     more = with_more_offloaded(space, workloads, kept, most_layers)
@@ -1241,7 +1241,8 @@ class KernelMaker:
     def gains_by_grouping(self, row: PromisingRow) -> bool:
         """Whether a row may be faster than with fewer shard groups, which are looked at by themselves."""
         is_pinned = "shard_groups" in self.request.first.pins
-        if int(row.layout.shard_groups) == 1 or is_pinned or self.request.top_k > 1:
+        is_sparing = self.request.first.max_cut_use < 1
+        if int(row.layout.shard_groups) == 1 or is_pinned or self.request.top_k > 1 or is_sparing:
             return True
         parts = (self._part(part, ranks, row).placed for part, ranks in row.composition)
         return gains_by_grouping(part.context for part in parts)

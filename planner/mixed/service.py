@@ -8,20 +8,35 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from math import inf
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwright.constraints.fabric import members_in_domain
+from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel.data_parallel import LEAST_GAIN
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
+from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import ErrorBand
 from meshwright.costmodel.step_time import StepTime
-from meshwright.costmodel.workload import Execution
+from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import program_version
 from meshwright.errors import OutOfTimeError
+from meshwright.planner.bounds.combination_costs import (
+    CombinationCosts,
+    RankCosts,
+    combination_costs,
+    memory_rows,
+)
+from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.bounds.paces import HostRow, RankRow, host_limit_gib
+from meshwright.planner.mapping.cuts import parts_cut_uses
+from meshwright.planner.mapping.pricing import cut_uses
 from meshwright.planner.mixed.document import (
     NOT_MEASURED,
     AloneDoc,
@@ -33,7 +48,13 @@ from meshwright.planner.mixed.document import (
     RankDoc,
     cost_on_parts,
 )
-from meshwright.planner.mixed.kernel import Composition, MixedKernel, MixedPrice
+from meshwright.planner.mixed.kernel import (
+    Composition,
+    MixedKernel,
+    MixedPrice,
+    least_again_s,
+    shortest_s,
+)
 from meshwright.planner.mixed.promising import (
     KernelMaker,
     PromisingRow,
@@ -48,9 +69,11 @@ from meshwright.planner.plan.assemble import (
     is_closed,
     lengths_document,
     objective_of,
+    overfull_cuts,
     software_needs,
     training_warnings,
 )
+from meshwright.planner.plan.best_plan import written_model
 from meshwright.planner.plan.document import (
     ExecutionChoice,
     Plan,
@@ -72,16 +95,15 @@ from meshwright.planner.plan.robustness import (
     without_choice,
     words_of_faster,
 )
+from meshwright.planner.plan.texts import priced_of
 from meshwright.planner.plan.training_cost import Budget, with_cost
 from meshwright.planner.request.choices import OF_EXECUTION, OF_LAYOUT, Choice
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_document
+from meshwright.planner.search.branches import Combination, as_array
+from meshwright.planner.search.kernel_model import KernelModel
 from meshwright.planner.search.model import solver_version
 from meshwright.planner.solvers.processes import side_by_side
-
-if TYPE_CHECKING:
-    pass
-
 
 # The fastest pipeline through several parts of a cluster: bounds, and exact prices in the order of them.
 #
@@ -91,6 +113,8 @@ if TYPE_CHECKING:
 
 _FIRST_PRICED = 4
 """Kernels of an execution that are priced, until one has a price, before the next one is looked at."""
+_MOST_WAITING = 100
+"""Pipelines that an exported model has beside those with a price, where time ended a search."""
 
 
 @dataclass
@@ -107,6 +131,12 @@ class MixedOutcome:
     """Layouts with ranks on each part whose bound was below the price to beat."""
     priced: int = 0
     """Kernels priced exactly."""
+    known: list[tuple[MixedKernel, MixedPrice]] = field(default_factory=list)
+    """Kernels with the price of their fastest split, those that fill a cut beyond the limit among them."""
+    waiting: Sequence[PromisingRow] = ()
+    """What time left without a price, some of the least bounds."""
+    least_cut_use: float = inf
+    """Of the kernels that are out as they fill a cut beyond the limit, that of the one that uses least."""
 
     @property
     def price_s(self) -> float:
@@ -148,7 +178,8 @@ class MixedSearch:
             outcome.lower_bound_s = self._limit_s
             outcome.status = "optimal" if outcome.best is not None else "infeasible"
         except OutOfTimeError:
-            left = [row.bound_s for row in rows[position : position + 1]]
+            outcome.waiting = rows[position : position + _MOST_WAITING]
+            left = [row.bound_s for row in outcome.waiting[:1]]
             outcome.lower_bound_s = min([*left, self._limit_s]) if rows else None
             outcome.status = "feasible" if outcome.best is not None else "unknown"
         if outcome.lower_bound_s == inf:
@@ -171,7 +202,7 @@ class MixedSearch:
                 if not self._maker.keeps_inside(row):
                     continue
                 kernel = self._maker.kernel(row)
-                kernel.price = kernel.best_split(inf)
+                kernel.price = self._within_cuts(kernel, kernel.best_split(inf))
                 outcome.rows += 1
                 if kernel.price is not None:
                     outcome.priced += 1
@@ -215,7 +246,7 @@ class MixedSearch:
             return False
         self._priced.add(key)
         kernel = self._maker.kernel(row)
-        kernel.price = kernel.best_split(self._limit_s)
+        kernel.price = self._within_cuts(kernel, kernel.best_split(self._limit_s))
         self.outcome.priced += 1
         if kernel.price is None:
             return False
@@ -223,6 +254,20 @@ class MixedSearch:
         if kernel is self.outcome.best:
             self.progress(f"{kernel.price_s:.4g} s a step, {self.outcome.priced} kernels priced")
         return True
+
+    def _within_cuts(self, kernel: MixedKernel, price: MixedPrice | None) -> MixedPrice | None:
+        """The fastest split of a kernel, unless it fills a cut beyond the limit: the kernel is out then."""
+        limit = self.request.first.max_cut_use
+        if price is None:
+            return None
+        self.outcome.known.append((kernel, price))
+        if limit >= 1:
+            return price
+        use = max(_cut_uses(self.request, kernel, price).values())
+        if use <= limit * (1 + ROUNDING):
+            return price
+        self.outcome.least_cut_use = min(self.outcome.least_cut_use, use)
+        return None
 
     def _take(self, kernel: MixedKernel) -> None:
         """Takes a kernel among the best."""
@@ -266,6 +311,13 @@ def through_parts(
     return search.run()
 
 
+def _cut_uses(request: MixedRequest, kernel: MixedKernel, price: MixedPrice) -> dict[str, float]:
+    """`parts_cut_uses` of a kernel at a split."""
+    segments = kernel.segments_of(price.layout)
+    names = [request.name_of(part) for part, _ in kernel.composition]
+    return parts_cut_uses(segments, names, price.stages, mixed_step(segments, price.stages))
+
+
 def _launch_of(kernel: MixedKernel) -> tuple[Execution, Layout, Composition]:
     """What tells a kernel from others once it is started: executions differ only in what the layout uses."""
     assert kernel.price is not None
@@ -290,6 +342,7 @@ def make_mixed_plan(
     *,
     choices: bool = False,
     robustness: bool = False,
+    model_file: Path | None = None,
 ) -> MixedResult:
     """The fastest plan on a mixed cluster: never slower than the best on any part alone.
 
@@ -303,6 +356,8 @@ def make_mixed_plan(
         Whether to search for the best plan without each execution choice of a pipeline through parts.
     robustness
         Whether to search again under each error of the cost model.
+    model_file
+        Where to write all that was priced as one CP-SAT model, as `export_model` does.
 
     Raises
     ------
@@ -351,6 +406,9 @@ def make_mixed_plan(
         layout=None,
         execution=None,
         predicted=None,
+        warnings=[]
+        if step_s < inf
+        else list(overfull_cuts(request.first, _least_cut_use(outcomes))),
         ranks=[],
         nodes=[],
         alone=[_alone_document(request, part, plan) for part, plan in enumerate(alone)],
@@ -362,6 +420,12 @@ def make_mixed_plan(
     if is_through and outcome.best is not None and outcome.best.price is not None:
         document = _through_parts(document, chosen, outcome.best, outcome.best.price)
     document = _with_alternatives(document, rivals, outcomes, request.top_k)
+    if model_file is not None:
+        is_listed = request.first.method == "exhaustive"
+        model = None if is_listed else _model_of(request, outcomes, alone, step_s)
+        why = written_model(request.first, model, model_file)
+        words = [] if why is None else [why]
+        document = document.model_copy(update={"warnings": [*document.warnings, *words]})
     request = request.plan_alone
     if document.layout is not None:
         if choices:
@@ -433,6 +497,11 @@ def _with_alternatives(
     return document.model_copy(
         update={"alternatives": next_best, "warnings": [*document.warnings, *words]}
     )
+
+
+def _least_cut_use(outcomes: Sequence[tuple[MixedRequest, MixedOutcome]]) -> float:
+    """Of all pipelines that are out as they fill a cut; infinite without any."""
+    return min(outcome.least_cut_use for _, outcome in outcomes)
 
 
 def _silent(_: str) -> None:
@@ -575,6 +644,180 @@ def _band(segments: list[Segment]) -> ErrorBandDoc:
         rows=min(band.rows for band in bands),
         basis=NOT_MEASURED,
     )
+
+
+# All that was priced as one CP-SAT model, which the search itself does not need: whoever reads the file can
+# solve it again. The best plan of each part alone is a combination among pipelines: its optimum is the plan.
+# A rank holds what its part's memory lacks of the largest, too, as the rows have one limit.
+
+
+def _model_of(
+    request: MixedRequest,
+    outcomes: Sequence[tuple[MixedRequest, MixedOutcome]],
+    alone: Sequence[Plan],
+    step_s: float,
+) -> KernelModel | None:
+    """The choice among plans on parts alone and pipelines through several; None where nothing was priced.
+
+    `step_s` is the plan's: what has no price yet must be faster.
+    """
+    largest = _Largest.of(request)
+    rows = [
+        _alone_combination(request, part, plan, largest)
+        for part, plan in enumerate(alone)
+        if plan.layout is not None and plan.mapping is not None
+    ]
+    for chosen, outcome in outcomes:
+        maker = KernelMaker(chosen)
+        rows += [_combination(chosen, kernel, price, largest) for kernel, price in outcome.known]
+        for row in outcome.waiting:
+            rows.append(_combination(chosen, maker.kernel(row), None, largest, row.bound_s))
+    if not rows:
+        return None
+    workload = request.first.workload()
+    model = KernelModel(
+        layers=workload.model.layers,
+        leading=workload.model.dense_layers if workload.model.moe_layers else 0,
+        combinations=[combination for combination, _ in rows],
+        cutoff_s=step_s,
+        empty_ends=may_have_empty_ends(workload),
+        max_cut_use=workload.max_cut_use,
+        host_limit_gib=largest.host_gib,
+    )
+    uses = [dict(each.priced.cut_uses) if each.priced else {} for each in model.combinations]
+    model.state_limits({"tp": [inside for _, inside in rows]}, uses)
+    return model
+
+
+class _Largest(NamedTuple):
+    """The most that a GPU of any part may hold, GiB."""
+
+    hbm_gib: float
+    host_gib: float
+    """On its host; infinite where no part says it."""
+
+    @classmethod
+    def of(cls, request: MixedRequest) -> _Largest:
+        """Of the parts of a request."""
+        works = [part.workload() for part in request.parts]
+        hosts_gib = [host_limit_gib(work) for work in works]
+        stated_gib = [gib for gib in hosts_gib if gib < inf]
+        return cls(max(map(usable_hbm_gib, works)), max(stated_gib, default=inf))
+
+    def rows(self, workload: Workload, layout: Layout) -> list[RankRow]:
+        """What each pipeline rank holds on the part of a workload, with what the part has less."""
+        host_gib, less_gib = host_limit_gib(workload), self.hbm_gib - usable_hbm_gib(workload)
+        return [
+            replace(
+                row,
+                fixed_gib=row.fixed_gib + less_gib,
+                host=row.host._replace(fixed_gib=row.host.fixed_gib + self.host_gib - host_gib)
+                if host_gib < inf
+                else HostRow(),
+            )
+            for row in memory_rows(workload, layout)
+        ]
+
+
+def _combination(
+    request: MixedRequest,
+    kernel: MixedKernel,
+    price: MixedPrice | None,
+    largest: _Largest,
+    bound_s: float = 0.0,
+) -> tuple[Combination, int]:
+    """A pipeline through parts, and how many members of a tensor group share a domain on each of them.
+
+    `bound_s` is of one without a price.
+    """
+    layout, last = kernel.layout, int(kernel.layout.pp) - 1
+    ranks: list[RankCosts] = []
+    memory: list[RankRow] = []
+    beside_s = 0.0
+    for segment, costs in zip(kernel.segments, kernel.costs, strict=True):
+        layer_s = shortest_s(costs) if costs.order else costs.layer_s
+        leading_s = costs.leading_s if costs.leading and not costs.order else layer_s
+        again_s = least_again_s(costs) if kernel.full else 0.0
+        memory += largest.rows(segment.part.workload, layout)[segment.own]
+        for rank in range(segment.first, segment.first + segment.ranks):
+            own_s = costs.first_s * (rank == 0) + costs.last_s * (rank == last)
+            ranks.append(RankCosts(layer_s, leading_s, again_s, own_s))
+            beside_s += own_s
+    fill = min(int(layout.num_micro_batches), request.first.workload().flushes)
+    execution = kernel.execution.of_layout(layout if price is None else price.layout)
+    priced = None
+    if price is not None:
+        priced = Priced(
+            layout=price.layout,
+            matrix={},
+            stages=price.stages,
+            step_time_s=price.step_time_s,
+            execution=execution,
+            cut_uses=tuple(_cut_uses(request, kernel, price).items()),
+        )
+    placements = [each.part.context.placement for each in kernel.segments]
+    inside = {
+        axis: min(int(members_in_domain(each, axis)) for each in placements)
+        for axis in ("tp", *request.first.inside_domain)
+    }
+    combination = Combination(
+        layout=layout,
+        execution=execution,
+        matrix={},
+        bound_s=bound_s if price is None else price.step_time_s,
+        costs=CombinationCosts(
+            layer_s=0.0,
+            leading_s=0.0,
+            again_s=0.0,
+            first_s=0.0,
+            last_s=0.0,
+            weight=(int(layout.num_micro_batches) - fill) * kernel.scale,
+            lines=(((kernel.rest_s + fill * beside_s) * kernel.scale, 0.0),),
+            ranks=tuple(ranks),
+            work_weight=fill * kernel.scale,
+        ),
+        memory=memory,
+        limit_gib=largest.hbm_gib,
+        is_open=price is None,
+        priced=priced,
+        inside={axis: inside[axis] for axis in request.first.inside_domain},
+        on_parts="_".join(f"{request.name_of(part)}_{count}" for part, count in kernel.composition),
+    )
+    return combination, inside["tp"]
+
+
+def _alone_combination(
+    request: MixedRequest, part: int, plan: Plan, largest: _Largest
+) -> tuple[Combination, int]:
+    """The best plan on a part alone, as `_combination` has pipelines."""
+    priced = priced_of(plan)
+    layout = as_array(priced.layout)
+    workload = request.parts[part].workload(priced.execution).on(int(priced.layout.gpus))
+    matrix = {axis: np.array([row]) for axis, row in priced.matrix.items()}
+    placement = placement_on(workload.cluster, layout, matrix)
+    asked = {
+        axis: int(members_in_domain(placement, axis)[0]) for axis in ("tp", *workload.inside_domain)
+    }
+    combination = Combination(
+        layout=replace(priced.layout, recompute_layers=0),
+        execution=priced.execution,
+        matrix=priced.matrix,
+        bound_s=priced.step_time_s,
+        costs=combination_costs(workload, layout, matrix)[0],
+        memory=largest.rows(workload, priced.layout),
+        limit_gib=largest.hbm_gib,
+        is_open=False,
+        priced=replace(
+            priced,
+            cut_uses=tuple(
+                (f"{request.name_of(part)}_{name}", use)
+                for name, use in cut_uses(workload, priced).items()
+            ),
+        ),
+        inside={axis: asked[axis] for axis in workload.inside_domain},
+        on_parts=request.name_of(part),
+    )
+    return combination, asked["tp"]
 
 
 # What each execution choice of a pipeline through parts brings: the best plan without it, on any parts.

@@ -24,6 +24,7 @@ from meshwright.costmodel.mixed import host_memory_gib, hosts_short_gib, mixed_s
 from meshwright.costmodel.rates import peak_flops, step_time_band
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.errors import InternalError
+from meshwright.planner.mapping.cuts import parts_cut_uses
 from meshwright.planner.mixed.document import (
     NOT_MEASURED,
     AloneDoc,
@@ -239,6 +240,11 @@ def rule_faults(pipeline: Pipeline) -> Iterator[str]:
         Whose ranks stand in order.
     """
     plan = pipeline.plan
+    cut_use = None
+    if plan.inputs.max_cut_use < 1:
+        step = mixed_step(pipeline.segments, pipeline.stages)
+        uses = parts_cut_uses(pipeline.segments, plan.runs_on, pipeline.stages, step)
+        cut_use = max(uses.values())
     asked = zip(
         plan.runs_on, pipeline.requests, pipeline.segments, pipeline.memory_gib, strict=True
     )
@@ -249,6 +255,7 @@ def rule_faults(pipeline: Pipeline) -> Iterator[str]:
             stages=pipeline.stages,
             memory_gib=(0.0,) * segment.first + tuple(memory_gib),
             spans=spans_of(segment.part.context.placement),
+            cut_use=cut_use,
         )
         broken = findings(finished, without=(HostMemory.name,))
         yield from (f"{name}: {finding.line}" for finding in broken)

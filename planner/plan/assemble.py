@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -558,7 +559,7 @@ def plan_from_outcome(
                 "predicted": None,
                 "mapping": None,
                 "infeasible": infeasible,
-                "warnings": list(_overfull_cuts(request, outcome)),
+                "warnings": list(overfull_cuts(request, outcome.certificate.least_cut_use)),
                 "solver": solver,
                 "inputs": request.inputs(),
             }
@@ -602,10 +603,17 @@ def plan_from_outcome(
     )
 
 
-def _overfull_cuts(request: PlanRequest, outcome: Outcome) -> Iterator[str]:
-    """What kept a search under `--max-cut-use` from a plan, as far as it was looked for."""
-    least_use = outcome.certificate.least_cut_use
-    if least_use is not None:
+def overfull_cuts(request: PlanRequest, least_use: float | None) -> Iterator[str]:
+    """What kept a search under `--max-cut-use` from a plan, as far as it was looked for.
+
+    Parameters
+    ----------
+    request
+        What was planned.
+    least_use
+        The least that a layout which is out for that uses of its fullest cut; None or infinite without any.
+    """
+    if least_use is not None and least_use < inf:
         yield (
             f"every mapping that was priced uses some cut to {least_use:.1%} or more, "
             f"{request.max_cut_use:.1%} are allowed: raise --max-cut-use"

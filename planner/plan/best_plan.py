@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.allocation import is_irregular
+from meshwright.constraints.fabric import members_in_domain
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.data_parallel import LEAST_GAIN, size_range
 from meshwright.costmodel.layer_context import Context
@@ -29,11 +30,12 @@ from meshwright.costmodel.measured_settings import (
     gain_corrections,
     priced_settings,
 )
+from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import write_files
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.mapping.pricing import pricing_of
+from meshwright.planner.mapping.pricing import cut_uses, pricing_of
 from meshwright.planner.plan.assemble import Claim, claim_of, predict
 from meshwright.planner.plan.document import (
     Expected,
@@ -43,10 +45,12 @@ from meshwright.planner.plan.document import (
     SettingCorrection,
 )
 from meshwright.planner.plan.nodes import better_of, decide_on_nodes
-from meshwright.planner.plan.texts import Setup
+from meshwright.planner.plan.texts import Setup, matrix_arrays
 from meshwright.planner.request.choices import DOUBLED
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_document
+from meshwright.planner.search.branches import Combination
+from meshwright.planner.search.kernel_model import KernelModel
 from meshwright.planner.search.loop import KnownSurvey, Progress, search_executions
 from meshwright.planner.search.pricing import ALL_PLANS, Certificate, Outcome, SearchParams, Sought
 from meshwright.planner.solvers.clock import Shares, is_over
@@ -635,10 +639,63 @@ def export_model(request: PlanRequest, outcome: Outcome, path: Path) -> str | No
     InputError
         If the file cannot be written.
     """
-    model = outcome.certificate.model
+    last = outcome.certificate.model
+    model = last if isinstance(last, KernelModel) else None
+    if model is not None:
+        limits = [limits_of_combination(request, each) for each in model.combinations]
+        model.state_limits({"tp": [inside for inside, _ in limits]}, [uses for _, uses in limits])
+    return written_model(request, model, path)
+
+
+def limits_of_combination(
+    request: PlanRequest, combination: Combination
+) -> tuple[int, dict[str, float]]:
+    """What the rows on domains and cuts say of a combination on one cluster.
+
+    Parameters
+    ----------
+    request
+        What was searched.
+    combination
+        On a regular fabric.
+
+    Returns
+    -------
+    tuple of (int, dict of str to float)
+        Members of a tensor group that share a domain; and as `cut_uses`, empty without a price.
+    """
+    layout, priced = combination.layout, combination.priced
+    workload = request.workload(combination.execution).on(int(layout.gpus))
+    placement = placement_on(workload.cluster, layout, matrix_arrays(combination.matrix))
+    inside = int(members_in_domain(placement, "tp"))
+    return inside, {} if priced is None else cut_uses(workload, priced)
+
+
+def written_model(request: PlanRequest, model: KernelModel | None, path: Path) -> str | None:
+    """Writes a model with all its rows, as `export_model` does.
+
+    Parameters
+    ----------
+    request
+        What was searched.
+    model
+        None where there is none.
+    path
+        Where to write it.
+
+    Returns
+    -------
+    str or None
+        As `export_model`.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written.
+    """
     if model is None:
         return f"no model was written to {path}: {_why_none(request)}"
-    write_files(path.parent, {path.name: str(model.proto)}, force=True)
+    write_files(path.parent, {path.name: str(model.model.proto)}, force=True)
     return None
 
 

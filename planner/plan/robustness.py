@@ -367,7 +367,8 @@ def monotone_bound_s(change: Change, before_s: float | None, workload: Workload)
     """A bound under a change from that before.
 
     Nothing is faster than before on slower parts or in less memory, nor by more than `factor` on faster ones;
-    with more memory than the plan was given nothing is known.
+    with more memory than the plan was given nothing is known, nor where cuts may be used in part: mappings
+    that were out come in where a phase takes longer.
 
     Parameters
     ----------
@@ -378,7 +379,7 @@ def monotone_bound_s(change: Change, before_s: float | None, workload: Workload)
     workload
         What was planned, with the margin that memory was given.
     """
-    bound_s = before_s or 0.0
+    bound_s = 0.0 if workload.max_cut_use < 1 else before_s or 0.0
     if change.memory:
         margin = workload.memory_margin
         return bound_s if change.factor >= margin * (1 - ROUNDING) else 0.0

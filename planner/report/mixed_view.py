@@ -27,6 +27,7 @@ from meshwright.planner.report.plan_view import (
     robustness_view,
     training_rows,
     what_choices_bring,
+    wish_rows,
 )
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words
 from meshwright.planner.report.prediction_view import baseline_view, breakdown_view, headline
@@ -202,7 +203,7 @@ def _question(plan: MixedPlan) -> list[tuple[str, str]]:
         ("model", inputs.model.name),
         ("cluster", "; ".join([plan.cluster.name, *parts])),
         *training_rows(inputs),
-        ("inside one NVLink domain", ", ".join(inputs.inside_domain)),
+        *wish_rows(inputs),
     ]
 
 

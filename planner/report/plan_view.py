@@ -343,11 +343,19 @@ def _memory(plan: Plan, predicted: Predicted) -> str:
 
 def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
     """What was asked for."""
-    cluster, cut_use = inputs.cluster, inputs.max_cut_use
+    cluster = inputs.cluster
     return [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {counted(inputs.gpus, 'GPU')}, {cluster.device.name}"),
         *training_rows(inputs),
+        *wish_rows(inputs),
+    ]
+
+
+def wish_rows(inputs: PlanInputs) -> list[tuple[str, str]]:
+    """What was pinned, allowed, limited and forbidden, in words by name."""
+    cut_use = inputs.max_cut_use
+    return [
         ("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())),
         ("without", ", ".join(inputs.without)),
         ("allowed", ", ".join(inputs.allow)),

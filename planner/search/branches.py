@@ -997,6 +997,8 @@ class Combination:
     """By axis that is to stay inside: members of a group that share a domain."""
     is_barred: bool = False
     """Whether a group leaves its domain or a cut is too full: then a row of the model keeps it out."""
+    on_parts: str = ""
+    """On a mixed cluster, the parts along the pipeline with the ranks of each."""
 
     @property
     def is_waiting(self) -> bool:
@@ -1006,7 +1008,7 @@ class Combination:
     @cached_property
     def kernel(self) -> Hashable:
         """What is enumerated."""
-        return kernel_degrees(self.layout), tuple(self.matrix.items())
+        return kernel_degrees(self.layout), tuple(self.matrix.items()), self.on_parts
 
     @cached_property
     def full(self) -> bool:

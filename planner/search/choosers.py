@@ -210,7 +210,7 @@ class KernelChooser(Chooser):
         self._unsolved += choice.status in ("unknown", "feasible")
         certificate = self._certificate
         certificate.rounds += 1
-        certificate.model = self.last.model
+        certificate.model = self.last
         certificate.combinations = len(combinations)
         certificate.kernels = len({each.kernel for each in combinations})
         certificate.model_bound_s = None if choice.bound_s == inf else choice.bound_s

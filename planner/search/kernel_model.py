@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.costmodel.layout import ROUNDING, Layout, Recompute
 from meshwright.costmodel.schedules import schedule_name, traits
+from meshwright.planner.bounds.combination_costs import RankCosts
 from meshwright.planner.bounds.paces import HostRow, RankRow
 from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.search.branches import Combination
@@ -190,9 +191,13 @@ class KernelModel:
             costs = each.costs
             slowest_s = max(costs.layer_s, costs.leading_s) + costs.again_s
             rank_s = self.layers * slowest_s + costs.first_s + costs.last_s
+            for layer_s, leading_s, again_s, beside_s in costs.ranks:
+                on_rank_s = self.layers * (max(layer_s, leading_s) + again_s) + beside_s
+                rank_s = max(rank_s, on_rank_s)
             rest_s = max(line + max(again, 0.0) * self.layers for line, again in costs.lines)
-            step_s = costs.weight * rank_s + max(rest_s, 0.0)
-            busiest_s, weight = max(busiest_s, rank_s), max(weight, costs.weight)
+            in_all = costs.weight + costs.work_weight * len(costs.ranks)
+            step_s = in_all * rank_s + max(rest_s, 0.0)
+            busiest_s, weight = max(busiest_s, rank_s), max(weight, in_all)
             longest_s = max(longest_s, step_s, each.bound_s)
             if each.priced is not None:
                 longest_s = max(longest_s, each.priced.step_time_s)
@@ -215,6 +220,8 @@ class KernelModel:
         for each in self.combinations:
             numbers.setdefault(each.kernel, len(numbers))
         self._named(lambda each: f"kernel_{numbers[each.kernel]}")
+        if any(each.on_parts for each in self.combinations):
+            self._named(lambda each: f"runs_on_{each.on_parts}")
         for choice in OF_LAYOUT:
             self._named(lambda each, name=choice.name: f"{name}_{_value(each.layout, name)}")  # type: ignore[misc]
         for name in vars(self.combinations[0].execution):
@@ -287,6 +294,11 @@ class KernelModel:
         longest = self.model.new_int_var(0, self.layers, "most_layers")
         self.model.add_max_equality(longest, self._layers_r)
         for each, literal in self._families(_load_key):
+            if each.costs.ranks:
+                for rank, own in enumerate(each.costs.ranks):
+                    load = self._load(rank, own) + floor_ns(own.beside_s)
+                    self.model.add(self._busiest_ns >= load).only_enforce_if(literal)
+                continue
             layer, leading, again, first, last = (
                 floor_ns(seconds) for seconds in _load_key(each)[:5]
             )
@@ -305,6 +317,12 @@ class KernelModel:
                     rows[f"_{rank}_again"] = load + first * (rank == 0) + last * (rank == end)
             for load in rows.values():
                 self.model.add(self._busiest_ns >= load).only_enforce_if(literal)
+
+    def _load(self, rank: int, costs: RankCosts, times: float = 1.0) -> Any:
+        """What the layers of a rank take that runs on a part of its own, so many times."""
+        layer, leading, again = (floor_ns(times * seconds) for seconds in costs[:3])
+        load = layer * self._layers_r[rank] + self._leads(rank, leading - layer)
+        return load + again * self._recomputed_r[rank]
 
     def _leads(self, rank: int, difference: int) -> Any:
         """What leading dense layers of a rank take beyond others."""
@@ -366,14 +384,36 @@ class KernelModel:
             priced = [each.priced.cut_uses if each.priced else () for each in self.combinations]
             spare_cuts(self.model, self._literals, list(map(dict, priced)), self.max_cut_use)
 
+    def state_limits(
+        self, inside: Mapping[str, Sequence[int]], uses: Sequence[Mapping[str, float]]
+    ) -> None:
+        """Adds the rows on domains and cuts that were not asked, for whoever reads the model.
+
+        Parameters
+        ----------
+        inside
+            By axis whose groups lie in one domain each by rule: how many members share one, with each
+            combination.
+        uses
+            Of each combination, the share of each cut that it uses, where that was worked out. Where no limit
+            was asked, `MOST_USE` is allowed.
+        """
+        for axis in inside.keys() - self.combinations[0].inside.keys():
+            degrees = [int(getattr(each.layout, axis)) for each in self.combinations]
+            keep_inside(self.model, self._literals, axis, degrees, inside[axis])
+        if self.max_cut_use >= 1:
+            spare_cuts(self.model, self._literals, uses, MOST_USE)
+
     def _step(self) -> None:
         """The step by its parts, and no less than its bound."""
         recomputed = sum(self._recomputed_r)
-        for each, literal in self._families(lambda each: (each.costs.weight, each.costs.lines)):
+        for each, literal in self._families(_step_key):
             weight = floor(each.costs.weight * self._fractions)
             for rest_s, again_s in each.costs.lines:
                 rest = floor(rest_s * NANOSECONDS * self._fractions) - self._fractions
                 load = weight * self._busiest_ns + rest
+                for rank, own in enumerate(each.costs.ranks):
+                    load = load + self._load(rank, own, each.costs.work_weight * self._fractions)
                 if each.full:
                     load = load + floor(again_s * NANOSECONDS * self._fractions) * recomputed
                 self.model.add(self._fractions * self._step_ns >= load).only_enforce_if(literal)
@@ -441,10 +481,17 @@ def _value(layout: Layout, name: str) -> object:
     return (Recompute(int(value)).name or "none").lower() if name == "recompute" else value
 
 
-def _load_key(each: Combination) -> tuple[float, float, float, float, float, int]:
+def _load_key(
+    each: Combination,
+) -> tuple[float, float, float, float, float, int, tuple[RankCosts, ...]]:
     costs = each.costs
     times = (costs.layer_s, costs.leading_s, costs.again_s, costs.first_s, costs.last_s)
-    return (*times, int(each.layout.pp))
+    return (*times, int(each.layout.pp), costs.ranks)
+
+
+def _step_key(each: Combination) -> Hashable:
+    costs = each.costs
+    return costs.weight, costs.lines, costs.work_weight, costs.ranks
 
 
 def _memory_key(each: Combination) -> Hashable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,6 @@ from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.mappings import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.joint import Cells, Need
-
-if TYPE_CHECKING:
-    from meshwright.planner.solvers.or_tools import cp_model
-
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -237,8 +233,8 @@ class Certificate:
     """Of mappings that fill a cut beyond what is allowed, the least share of its fullest cut."""
     model_bound_s: float | None = None
     """What the last CP-SAT model proved of its combinations."""
-    model: cp_model.CpModel | None = field(default=None, repr=False, compare=False)
-    """The last CP-SAT model; None where none was built, and on irregular fabrics."""
+    model: object | None = field(default=None, repr=False, compare=False)
+    """The last CP-SAT model, a `KernelModel`; None where none was built, and on irregular fabrics."""
 
     def overfull(self, cut_uses: Iterable[tuple[str, float]]) -> None:
         """Takes note of a mapping that fills a cut beyond what is allowed."""

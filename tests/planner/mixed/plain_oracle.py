@@ -74,6 +74,13 @@ def orders(parts: list[PlanRequest], layout: Layout) -> Iterator[Order]:
 
 def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iterator[float]:
     """Seconds under every split and amount that is legal and fits."""
+    return (seconds for seconds, _, _ in priced_splits(parts, layout, order))
+
+
+def priced_splits(
+    parts: list[PlanRequest], layout: Layout, order: Order
+) -> Iterator[tuple[float, Layout, Stages]]:
+    """The same with the amount, which the layout has, and the split."""
     model, stage = parts[0].model, int(layout.gpus) // int(layout.pp)
     workloads = [parts[part].workload().on(ranks * stage) for part, ranks in order]
     gpus = [parts[part].gpus for part, _ in order]
@@ -95,7 +102,7 @@ def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iter
                         OnPart(w, sized, ranks, on_gpus)
                         for w, (_, ranks), on_gpus in zip(workloads, order, gpus, strict=True)
                     ]
-                yield step_s(whatever_split[amount], sized, stages, own)
+                yield step_s(whatever_split[amount], sized, stages, own), sized, stages
 
 
 def on_hosts(workload: Workload, layout: Layout, stages: Stages, ranks: slice) -> bool:

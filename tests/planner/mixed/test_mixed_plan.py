@@ -239,7 +239,7 @@ def test_parts_that_no_pipeline_joins_can_be_used_one_by_one(
         ("llama-3-8b", ("--framework", "fsdp2"), "which this framework has not"),
         ("llama-3-8b", ("--framework", "deepspeed"), "which this framework has not"),
         ("llama-3-8b", ("--gpus", "64"), "have 32 GPUs together"),
-        ("llama-3-8b", ("--max-cut-use", "0.5"), "one of its parts"),
+        ("llama-3-8b", ("--hybrid-cp",), "one of its parts"),
         ("llama-3-8b", ("--top", "0"), "--top: 0 is out of range"),
         ("llama-3-8b", ("--forbid", "idle-gpus"), "may leave a part idle"),
         ("llama-3-8b", ("--allow", "activation-offload"), "to offload activations"),

@@ -47,7 +47,9 @@ def test_what_is_chosen_carries_names(exported: tuple[Plan, str]) -> None:
     axes = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
     chosen = {f"{axis}_{getattr(plan.layout, axis)}" for axis in axes}
     assert chosen | {"step_ns", "layers_r0"} <= variables
-    assert {"hbm_r0", "all_layers", "step_bound"} <= {each.name for each in model.proto.constraints}
+    names = {each.name for each in model.proto.constraints}
+    assert {"hbm_r0", "all_layers", "step_bound", "nvlink_domain_tp"} <= names
+    assert any(each.startswith("bisection_") for each in names)
 
 
 @pytest.mark.slow
