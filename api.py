@@ -70,6 +70,7 @@ def plan_batch(
     engine: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
     resume: bool = False,
+    force: bool = False,
     strict: bool = False,
     cache: str | PathLike[str] | None = None,
     no_cache: bool = False,
@@ -96,6 +97,8 @@ def plan_batch(
         With ray: auto, or HOST:PORT; None starts a cluster of its own.
     resume
         Go on with the batch in the folder.
+    force
+        Begin anew where there is a batch in the folder, whose plans are removed.
     strict
         Start nothing while a job has a mistake.
     cache, no_cache
@@ -128,6 +131,7 @@ def plan_batch(
         engine=engine,
         ray_address=ray_address,
         resume=resume,
+        force=force,
         strict=strict,
         cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
         formats=tuple(formats),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -24,15 +23,25 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from meshwright.cluster_specs.reader import is_mixed_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.documents import ClosedDocument, csv_text, frame_of, uninterrupted, write_files
+from meshwright.documents import (
+    ClosedDocument,
+    csv_text,
+    frame_of,
+    refuse_taken,
+    uninterrupted,
+    write_files,
+)
 from meshwright.errors import InputError, check_choice, message_of
 from meshwright.planner.many.jobs import (
+    JOURNAL,
+    PLANS,
     AnswerCache,
     Job,
     JobDoc,
     Journal,
     code_fingerprint,
     read_jobs,
+    remove_folder,
     request_key,
 )
 from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
@@ -435,7 +444,6 @@ def check_formats(names: Sequence[str]) -> None:
             _pyarrow()
 
 
-PLANS = "plans"
 _STAGING = ".staging"
 MOST_MISTAKES = 20
 """Mistakes that --strict prints."""
@@ -470,6 +478,8 @@ class BatchOptions:
     engine: str = "local"
     ray_address: str | None = None
     resume: bool = False
+    force: bool = False
+    """Whether the batch that is in the folder gives way to this one."""
     strict: bool = False
     """Whether a job with a mistake stops the batch before it starts."""
     cache: Path | None = None
@@ -518,9 +528,15 @@ def run_batch(
         _refuse_mistakes(jobs)
     if folder.exists() and not folder.is_dir():
         raise InputError("this is a file, not a folder; choose another with -o", where=str(folder))
+    if options.resume and options.force:
+        raise InputError("goes on with a batch that --force begins anew: say one", where="--resume")
+    if not (folder / JOURNAL).exists():
+        taken = (PLANS, *(f"results.{name}" for name in options.formats))
+        refuse_taken(folder, taken, options.force)
     cache = str(options.cache.absolute()) if options.cache else None
-    with Journal(folder, _identity(jobs), resume=options.resume) as journal:
-        _clear_staging(folder)
+    opened = Journal(folder, _identity(jobs), resume=options.resume, force=options.force)
+    with opened as journal:
+        remove_folder(folder / _STAGING)
         done = journal.done()
         listener.start(len(jobs), len(done))
         for position, job in enumerate(jobs):
@@ -533,7 +549,7 @@ def run_batch(
             _work(tasks, _engine(options, len(tasks), cache), folder, journal, listener)
         rows = list(journal.rows())
         written = _write_results(folder, rows, options.formats)
-        _clear_staging(folder)
+        remove_folder(folder / _STAGING)
         count, cached, seconds = journal.totals()
     statuses = [str(row["status"]) for row in rows]
     return BatchReport(
@@ -613,16 +629,8 @@ def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
     target.parent.mkdir(exist_ok=True)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InputError(f"{target} is not a folder: it is not replaced. Remove it first.")
-    if target.exists():
-        # Written before a kill, but not yet in the journal.
-        shutil.rmtree(target)
+    remove_folder(target)  # Written before a kill, but not yet in the journal.
     half.rename(target)
-
-
-def _clear_staging(folder: Path) -> None:
-    staging = folder / _STAGING
-    if staging.is_dir() and not staging.is_symlink():
-        shutil.rmtree(staging)
 
 
 def _write_results(folder: Path, rows: list[dict[str, Any]], formats: tuple[str, ...]) -> list[str]:

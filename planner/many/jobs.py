@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sqlite3
 import tempfile
 import zlib
@@ -297,26 +298,30 @@ def _path(text: str, folder: Path, names: Collection[str]) -> str:
 
 
 JOURNAL = "journal.sqlite"
+PLANS = "plans"
+"""Folder of the plans of a batch, a folder for each job."""
 
 
 class Journal:
     """The results of a batch by position, one transaction each.
 
     The file stays locked while the journal is open, so that two batches never write one folder; the lock
-    goes with the process that holds it. Raises InputError where the folder belongs to another batch, to a
-    running one, or, without `resume`, to any.
+    goes with the process that holds it. Raises InputError where the folder belongs to a running batch, with
+    `resume` to another one, and with neither `resume` nor `force` to any.
     """
 
-    def __init__(self, folder: Path, batch: str, *, resume: bool) -> None:
+    def __init__(self, folder: Path, batch: str, *, resume: bool, force: bool = False) -> None:
         self._path = folder / JOURNAL
-        fresh = not self._path.exists()
-        if not fresh and not resume:
-            what = "there is a batch in this folder: say --resume to go on with it, or choose another folder"
+        if self._path.exists() and not resume and not force:
+            what = (
+                "there is a batch in this folder: say --resume to go on with it, --force to begin "
+                "anew in its place, or choose another folder"
+            )
             raise InputError(what, where=str(folder))
         folder.mkdir(parents=True, exist_ok=True)
         self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=0.5)
         try:
-            self._open(batch)
+            self._open(batch, force=force)
         except sqlite3.OperationalError as error:
             self._connection.close()
             what = (
@@ -329,7 +334,7 @@ class Journal:
                 f"not a journal of a batch ({error}); choose another folder", where=str(self._path)
             ) from None
 
-    def _open(self, batch: str) -> None:
+    def _open(self, batch: str, *, force: bool) -> None:
         run = self._connection.execute
         run("PRAGMA locking_mode = EXCLUSIVE")
         run("PRAGMA synchronous = FULL")
@@ -339,6 +344,12 @@ class Journal:
             "CREATE TABLE IF NOT EXISTS results (position INTEGER PRIMARY KEY, cached INTEGER NOT NULL,"
             " seconds REAL NOT NULL, result TEXT NOT NULL)"
         )
+        if force:
+            # Those of jobs that are gone would stand beside the new ones; only a batch's own are touched.
+            for row in self.rows():
+                remove_folder(self._path.parent / PLANS / Path(str(row["name"])).name)
+            run("DELETE FROM results")
+            run("DELETE FROM batch")
         batches = run("SELECT id FROM batch").fetchone()
         if batches is None:
             run("INSERT INTO batch VALUES (?)", (batch,))
@@ -347,7 +358,7 @@ class Journal:
             self._connection.close()
             what = (
                 "the batch in this folder has other jobs, options or another version of this program; "
-                "--resume needs the same ones, else choose another folder"
+                "--resume needs the same ones; --force begins anew, else choose another folder"
             )
             raise InputError(what, where=str(self._path))
 
@@ -380,6 +391,12 @@ class Journal:
 
     def __exit__(self, *error: object) -> None:
         self._connection.close()
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder with all in it; a link or a file stays, and so does what is not there."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
 
 
 # Answers kept on disk under a name that says all they depend on.

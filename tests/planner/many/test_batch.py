@@ -263,6 +263,36 @@ def test_only_the_same_batch_is_resumed(tmp_path: Path) -> None:
         batch(tmp_path, document, "mess", resume=True)
 
 
+def test_force_begins_anew_in_place_of_another_batch(tmp_path: Path) -> None:
+    """Where other jobs had been planned, only another folder or `rm` helped."""
+    batch(tmp_path, {"jobs": [{**FEW, "name": "one"}, {**FEW, "name": "two", "seed": 5}]})
+    mine = tmp_path / "out/plans/mine"
+    mine.mkdir()
+    document = {"jobs": [{**FEW, "name": "two"}]}
+    with pytest.raises(InputError, match="--force"):
+        batch(tmp_path, document)
+    with pytest.raises(InputError, match="say one"):
+        batch(tmp_path, document, force=True, resume=True)
+    report = batch(tmp_path, document, force=True)
+    assert (report.already, report.jobs) == (0, 1)
+    assert {path.name for path in (tmp_path / "out/plans").iterdir()} == {"two", "mine"}
+    mine.rmdir()
+    batch(tmp_path, document, "fresh")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
+
+
+def test_results_of_something_else_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    results = tmp_path / "out/results.csv"
+    results.write_text("mine", encoding="utf-8")
+    document = {"jobs": [{**FEW, "name": "one"}]}
+    with pytest.raises(InputError, match=r"results\.csv is already there"):
+        batch(tmp_path, document)
+    assert results.read_text(encoding="utf-8") == "mine"
+    batch(tmp_path, document, force=True)
+    assert "one" in results.read_text(encoding="utf-8")
+
+
 @pytest.mark.soak
 def test_workers_change_nothing(tmp_path: Path) -> None:
     document = {"jobs": [{**FEW, "gpus": n, "global_batch": b} for n, b in ((4, 32), (8, 64))]}
