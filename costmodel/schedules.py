@@ -451,6 +451,75 @@ def on_both_ranks(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.flo
     return np.asarray(values + values[..., ::-1])
 
 
+def longest_way_s(
+    forward_s: NDArray[np.float64],
+    backward_s: NDArray[np.float64],
+    *,
+    ahead_s: NDArray[np.float64],
+    behind_s: NDArray[np.float64],
+    warm_up: Ints,
+    num_micro_batches: int,
+) -> NDArray[np.float64]:
+    """What 1F1B takes at the least, one virtual stage each, by the passes that follow one another at a rank.
+
+    With t = f + b, w = min(warm-up, m - 1): the rank's own passes, m t behind the ranks ahead; all its
+    backward passes behind the first micro-batch's way down and back, m b + (m - w) f, or all its forward ones
+    ahead of the last one's way, m f + (m - w) b, with the ranks ahead and behind once; both ways, (m - w) t
+    with the ranks behind twice, where m - w >= 2. Each is a sequence of passes of which none may start before
+    the one before it ends, in the order of Narayanan et al. 2021 (arXiv 2104.04473, section 2.2): derived
+    here, and exact for most splits.
+
+    Parameters
+    ----------
+    forward_s, backward_s : array of float, shape [...]
+        f and b, seconds of a rank and micro-batch, above 0.
+    ahead_s, behind_s : array of float, shape [...]
+        Seconds of all ranks before it, and after it, at least 0.
+    warm_up : int or array of int
+        Ranks after it, 0 to p - 1: forward passes that it runs before the first one that takes turns.
+    num_micro_batches : int
+        m, at least 1.
+
+    Returns
+    -------
+    array of float, shape [...]
+        Seconds: the longest of the four.
+    """
+    m, both_s = num_micro_batches, forward_s + backward_s
+    turns = m - np.minimum(warm_up, m - 1)
+    through_s = ahead_s + behind_s
+    own_s = ahead_s + m * both_s
+    down_s = through_s + m * backward_s + turns * forward_s
+    back_s = through_s + m * forward_s + turns * backward_s
+    twice_s = np.where(turns >= 2, through_s + behind_s + turns * both_s, 0.0)
+    return np.maximum(np.maximum(own_s, down_s), np.maximum(back_s, twice_s))
+
+
+def least_waits(pp: Ints | Floats, num_micro_batches: Floats) -> tuple[Floats, Floats]:
+    """What 1F1B takes at the least beyond m times the busiest rank, one virtual stage each, however the work
+    lies: multiples of all ranks' work and, to be taken off, of the busiest rank's.
+
+    From `longest_way_s` of the busiest rank, which takes t. Where m > p, both ways at it: the ranks ahead
+    take r t at most, so that what they and those behind add is 2 (sum - t) - (p - 1) t at the least. Else
+    all its passes of the longer kind, which is half of t: sum - t - (m - 1) t / 2.
+
+    Parameters
+    ----------
+    pp : int or array of int
+        p, pipeline ranks, at least 1.
+    num_micro_batches : float or array
+        m, at least 1.
+
+    Returns
+    -------
+    tuple of two arrays
+        Without unit, above 0.
+    """
+    m, ranks = np.asarray(num_micro_batches), np.asarray(pp)
+    fills = m > ranks
+    return np.where(fills, 2.0, 1.0), np.where(fills, ranks + 1.0, (m + 1) / 2)
+
+
 def pace_excess_s(chunk_s: NDArray[np.float64], schedule: Ints) -> Floats:
     """Seconds that ranks in step lose on uneven chunks.
 

@@ -347,7 +347,7 @@ _PERIODS = (4, 8, 12)
 """Groups of micro-batches that are played: what the second four take is what each further four do."""
 
 
-def interleaved_s(
+def played_s(
     forward_s: NDArray[np.float64],
     backward_s: NDArray[np.float64],
     weight_s: NDArray[np.float64],
@@ -370,7 +370,7 @@ def interleaved_s(
     pp : int
         Pipeline ranks, at least 1.
     num_micro_batches : int
-        Micro-batches, at least 1: a multiple of pp.
+        Micro-batches, at least 1: a multiple of pp where a rank has several chunks.
     schedule : Schedule
         One whose chunks run down the ranks alone, and whose passes do not run in pairs.
 
@@ -380,22 +380,24 @@ def interleaved_s(
         Seconds from the first start to the last end.
     """
     vpp, groups = forward_s.shape[-1] // pp, num_micro_batches // pp
+    if vpp == 1 and schedule is Schedule.ONE_F_ONE_B:
+        return one_f_one_b_s(forward_s, backward_s, num_micro_batches)
     seconds = {
         Work.FORWARD: forward_s,
         Work.BACKWARD: backward_s,
         Work.INPUT: backward_s - weight_s,
         Work.WEIGHT: weight_s,
     }
-    if groups <= _PERIODS[-1]:
-        return _played_s(seconds, pp, vpp, num_micro_batches, schedule)
-    first, second, third = (_played_s(seconds, pp, vpp, k * pp, schedule) for k in _PERIODS)
+    if groups <= _PERIODS[-1] or num_micro_batches % pp:
+        return _steps_s(seconds, pp, vpp, num_micro_batches, schedule)
+    first, second, third = (_steps_s(seconds, pp, vpp, k * pp, schedule) for k in _PERIODS)
     if np.any(np.abs(third - 2 * second + first) > ROUNDING * third):
-        return _played_s(seconds, pp, vpp, num_micro_batches, schedule)
+        return _steps_s(seconds, pp, vpp, num_micro_batches, schedule)
     each = (third - second) / (_PERIODS[2] - _PERIODS[1])
     return np.asarray(third + (groups - _PERIODS[2]) * each)
 
 
-def _played_s(
+def _steps_s(
     seconds: dict[Work, NDArray[np.float64]],
     pp: int,
     vpp: int,
@@ -411,6 +413,59 @@ def _played_s(
         for row in range(len(rows[Work.FORWARD]))
     ]
     return np.array(ends).reshape(shape)
+
+
+def one_f_one_b_s(
+    forward_s: NDArray[np.float64], backward_s: NDArray[np.float64], num_micro_batches: int
+) -> NDArray[np.float64]:
+    """Seconds of 1F1B with one chunk a rank, for many times of chunks at once.
+
+    Forward pass k of rank r takes turn r + 2k, and backward pass k turn 2p - 1 - r + 2k: that is the order of
+    `pass_order`, and what a pass waits for is in the turn before. Once a micro-batch takes every rank as long
+    as the one before, so does each further one that all ranks run (Baccelli et al. 1992, Synchronization and
+    Linearity, section 3.7).
+
+    Parameters
+    ----------
+    forward_s, backward_s : array of float, shape [..., pp]
+        Seconds of each chunk and micro-batch, in model order, above 0.
+    num_micro_batches : int
+        m, at least 1.
+
+    Returns
+    -------
+    array of float, shape [...]
+        Seconds from the first start to the last end.
+    """
+    pp, m = forward_s.shape[-1], num_micro_batches
+    each_s = np.stack([forward_s.reshape(-1, pp), backward_s.reshape(-1, pp)])
+    ends = np.zeros((each_s.shape[1], pp + 2))  # a rank that never waits on either side
+    before = ends
+    turn, ranks = 0, np.arange(pp)
+    while turn < 2 * (m + pp - 1):
+        if turn % 2 == 0:
+            grown = ends[:, 1:-1] - before[:, 1:-1]
+            if 2 * pp + 2 <= turn < 2 * m - 4 and np.all(
+                np.ptp(grown, axis=1) <= ROUNDING * grown[:, 0]
+            ):
+                skipped = (2 * m - 2 - turn) // 2
+                ends[:, 1:-1] += skipped * grown
+                turn += 2 * skipped
+            before = ends.copy()
+        started = []
+        for first, number in ((turn % 2, 0), (1 - turn % 2, 1)):
+            own = ranks[first::2]
+            micro_batch = (turn - own if number == 0 else turn - 2 * pp + 1 + own) // 2
+            own = own[(micro_batch >= 0) & (micro_batch < m)]
+            if len(own):
+                at = slice(int(own[0]) + 1, int(own[-1]) + 2, 2)
+                source = slice(at.start + 2 * number - 1, at.stop + 2 * number - 1, 2)
+                begin = np.maximum(ends[:, at], ends[:, source])
+                started.append((at, begin + each_s[number][:, own]))
+        for at, end in started:
+            ends[:, at] = end
+        turn += 1
+    return np.asarray(ends.max(axis=1).reshape(forward_s.shape[:-1]))
 
 
 def _last_end_s(steps: Sequence[_Step], seconds: dict[Work, list[float]], pp: int) -> float:

@@ -8,8 +8,8 @@ the schedule,
 d being what ranks in step lose on uneven chunks (`schedules.pace_excess_s`), and all of it growing a little
 with the number of nodes. Packs of unlike samples add what ranks wait for the slowest (`imbalance_s`).
 `exact_step` evaluates it for one split of the layers, `optimistic_step` bounds it from below over all splits.
-Where virtual stages with unlike layers interleave, the schedule is played in place of the first two terms and
-d (`interleaves_unlike`).
+Where the layers of virtual stages may be unlike, 1F1B and the schedules in step are played in place of the
+first two terms and d (`is_played`).
 """
 
 from __future__ import annotations
@@ -63,10 +63,12 @@ from meshwright.costmodel.schedules import (
     Schedule,
     has_trait,
     last_rank,
+    least_waits,
+    longest_way_s,
     pace_excess_s,
     shared_by_mirrors,
 )
-from meshwright.costmodel.simulator import interleaved_s
+from meshwright.costmodel.simulator import played_s
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import (
     optimizer_shards,
@@ -592,15 +594,15 @@ def exact_step(
     ----------
     c : Context
         Workload, one layout, and one or k placements; or k layouts whose ranks, virtual stages, schedule and
-        recomputed layers are one number each. Where schedules are played, or samples dealt to ranks, the
-        layouts are one.
+        recomputed layers are one number each. Where schedules are played, the micro-batches are too, and
+        where samples are dealt to ranks, the layouts are one.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
     times : KindTimes, optional
         `kind_times(c)`, where the caller has them.
     played : bool
-        Whether a schedule whose waits only its events tell is played (`interleaves_unlike`); without, they
-        are what they must be at the least (`least_interleaved_s`), and the step is a lower bound.
+        Whether a schedule whose waits only its events tell is played (`is_played`); without, they
+        are what they must be at the least (`least_played_s`), and the step is a lower bound.
 
     Returns
     -------
@@ -623,10 +625,8 @@ def exact_step(
     parameters = rank_parameters(c.workload.model, by_layout, stages)
     dense, expert = (np.max(x, axis=-1) for x in parameters)
     step = _holding(c, times, dense, expert, open_traffic(c, dense, expert))
-    if interleaves_unlike(c):
-        pipeline_s = (
-            _played_s(c, times, stages) if played else least_interleaved_s(c, times, stages)
-        )
+    if is_played(c):
+        pipeline_s = _pipeline_s(c, times, stages) if played else least_played_s(c, times, stages)
         waits_s = pipeline_s - np.max(loads, axis=-1) * c.layout.num_micro_batches
         step = step._replace(share=0.0, pace_excess_s=waits_s / c.layout.num_micro_batches)
     else:
@@ -644,11 +644,11 @@ def exact_step(
     return _compose(c, worst, work, step, np.where(pays, least, own))
 
 
-def interleaves_unlike(c: Context) -> NDArray[np.bool_]:
-    """Whether ranks take turns at virtual stages that may hold unlike layers.
+def is_played(c: Context) -> NDArray[np.bool_]:
+    """Whether the ranks of a pipeline in step, or of 1F1B, may hold unlike layers.
 
     There waits depend on which chunk meets which, and neither the busiest rank nor the slowest chunks say how
-    long they are: the schedule is played (`simulator.interleaved_s`).
+    long they are: the schedule is played (`simulator.played_s`).
 
     Parameters
     ----------
@@ -660,12 +660,13 @@ def interleaves_unlike(c: Context) -> NDArray[np.bool_]:
     array of bool
         Shaped like the layouts' schedules and virtual stages.
     """
-    several = (np.asarray(c.layout.vpp) > 1) & (np.asarray(c.layout.pp) > 1)
-    in_step = has_trait(c.layout.schedule, "in_step")
-    return np.asarray(several & in_step & bool(c.workload.model.unlike_layers))
+    schedule = np.asarray(c.layout.schedule)
+    takes_turns = (np.asarray(c.layout.vpp) > 1) | (schedule == int(Schedule.ONE_F_ONE_B))
+    in_step = has_trait(schedule, "in_step") & takes_turns & (np.asarray(c.layout.pp) > 1)
+    return np.asarray(in_step & bool(c.workload.model.unlike_layers))
 
 
-def _played_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
+def _pipeline_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
     """Seconds of all micro-batches through the virtual stages, event by event, all flushes together."""
     passes = chunk_passes(c, stages, times)
     forward_s, backward_s, weight_s = (
@@ -673,23 +674,24 @@ def _played_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float6
         for each in (passes.forward_s, passes.backward_s, passes.weight_s)
     )
     flushes = c.workload.flushes
-    once_s = interleaved_s(
+    once_s = played_s(
         forward_s,
         backward_s,
         weight_s,
         pp=int(np.asarray(c.layout.pp)),
-        num_micro_batches=int(np.asarray(c.layout.num_micro_batches)) // flushes,
+        num_micro_batches=int(np.max(c.layout.num_micro_batches)) // flushes,
         schedule=Schedule(int(np.asarray(c.layout.schedule))),
     )
     return np.asarray(flushes * once_s)
 
 
-def least_interleaved_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
-    """What virtual stages that interleave take at the least, whatever waits for what.
+def least_played_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
+    """What a schedule that is played takes at the least, whatever waits for what.
 
     Derived here: a rank has its own work, begins when the ranks above it have done the first chunk of the
     first micro-batch, and ends before they do the last backward pass. The latter is left out where weight
-    gradients, which run apart, may take its place.
+    gradients, which run apart, may take its place. With one virtual stage each, the ways of 1F1B that turn
+    round at one rank count too (`schedules.longest_way_s`).
 
     Parameters
     ----------
@@ -707,6 +709,21 @@ def least_interleaved_s(c: Context, times: KindTimes, stages: Stages) -> NDArray
     """
     chunk_s = chunk_loads(c, times, stages)
     above_s = chunk_s[..., 0, :]
+    if chunk_s.shape[-2] == 1:
+        backward_s = chunk_passes(c, stages, times).backward_s[..., 0, :]
+        ahead_s = np.cumsum(above_s, axis=-1) - above_s
+        behind_s = np.sum(above_s, axis=-1, keepdims=True) - ahead_s - above_s
+        each_m = int(np.max(c.layout.num_micro_batches)) // c.workload.flushes
+        warm_up = np.arange(above_s.shape[-1])[::-1]
+        ways_s = longest_way_s(
+            above_s - backward_s,
+            backward_s,
+            ahead_s=ahead_s,
+            behind_s=behind_s,
+            warm_up=warm_up,
+            num_micro_batches=each_m,
+        )
+        return np.asarray(c.workload.flushes * np.max(ways_s, axis=-1))
     if has_trait(c.layout.schedule, "splits_backward").any():
         above_s = chunk_passes(c, stages, times).forward_s[..., 0, :]
     fill_s = np.cumsum(above_s, axis=-1) - above_s
@@ -768,7 +785,7 @@ def optimistic_step(
     times = times or kind_times(c)
     busiest, least_work = even_layout_load(c, times)
     busiest = np.maximum(busiest, busiest_s)
-    step = _without_waits_of_unlike(c, _with_parameters_spread(c, times, traffic))
+    step = _waiting_least(c, _with_parameters_spread(c, times, traffic), busiest, least_work)
     step = step._replace(numbers_of_groups=tuple(numbers_of_groups))
     if numbers_of_groups and c.workload.lengths is not None:
         step = step._replace(imbalance_s=_least_imbalance_s(c, numbers_of_groups))
@@ -823,18 +840,29 @@ def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats)
     StepTime
         Seconds by part, arrays of shape [n].
     """
-    step = _without_waits_of_unlike(c, _with_parameters_spread(c, times))
+    step = _waiting_least(c, _with_parameters_spread(c, times), busiest_s)
     if c.workload.lengths is not None:
         step = step._replace(imbalance_s=imbalance_s(c, fully_recomputed=False))
     return _compose(c, {"ranks": busiest_s}, work_s, step, _least_exposed_s(c, step, work_s))
 
 
-def _without_waits_of_unlike(c: Context, step: _Step) -> _Step:
-    """The step without what ranks wait for one another where unlike virtual stages interleave.
+def _waiting_least(c: Context, step: _Step, busiest_s: Floats, work_s: Floats = np.inf) -> _Step:
+    """The step with no more than ranks wait for one another at the least where the schedule is played.
 
-    Waits may be shorter there than between even ones.
+    Waits may be shorter there than between even ones. None are counted where virtual stages interleave, and
+    where the busiest rank has so much of the work that none may be.
     """
-    return step._replace(share=np.where(interleaves_unlike(c), 0.0, step.share))
+    plays = is_played(c)
+    if not plays.any():
+        return step
+    m, flushes = np.asarray(c.layout.num_micro_batches), c.workload.flushes
+    of_work, of_busiest = least_waits(c.layout.pp, m / flushes)
+    waits = (np.asarray(c.layout.vpp) == 1) & (of_work * work_s > of_busiest * busiest_s)
+    excess = waits * flushes * (of_busiest - of_work) / m
+    return step._replace(
+        share=np.where(plays, waits * flushes * of_work, step.share),
+        pace_excess_s=np.where(plays, -excess * busiest_s, step.pace_excess_s),
+    )
 
 
 def _with_parameters_spread(

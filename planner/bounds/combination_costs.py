@@ -30,7 +30,7 @@ from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rank_load import least_busiest_s
 from meshwright.costmodel.rates import calibrated_constants
-from meshwright.costmodel.schedules import Schedule, has_trait, traits
+from meshwright.costmodel.schedules import Schedule, has_trait, least_waits, traits
 from meshwright.costmodel.step_time import StepTime, loaded_step, make_context, scale_share
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
@@ -160,13 +160,19 @@ def compute_bound_s(
     main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
     if model.unlike_layers:
         main = cheapest = np.asarray(costs.least_layer_s)
-        # What interleaved ranks wait depends on their order; with one virtual stage each it does not.
+        # What interleaved ranks wait depends on their order.
         smallest_bubble = np.where(smallest_bubble < 1.0, 0.0, smallest_bubble)
     busiest = np.maximum(work_s / pp, np.ceil(model.layers / pp) * cheapest)
     busiest = np.maximum(busiest, end + cheapest)
     split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
     busiest = np.maximum(busiest, split)
-    bubble_s = np.maximum(work_s - busiest, 0.0) * smallest_bubble
+    bubble_s = np.maximum(work_s - busiest, 0.0)
+    if model.unlike_layers:
+        of_work, of_busiest = least_waits(pp, micro_batches / workload.flushes)
+        bubble_s = np.minimum(
+            bubble_s, workload.flushes * (of_work * work_s - of_busiest * busiest)
+        )
+    bubble_s = np.maximum(bubble_s, 0.0) * smallest_bubble
     constants = calibrated_constants(workload)
     scale = 1.0 + scale_share(workload, degrees, constants)
     around_s = constants.framework.step_overhead_s

@@ -18,23 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.activations import saved_activations
+from meshwright.costmodel.data_parallel import hiding_windows
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times, stage_memory_gib
 from meshwright.costmodel.footprint import GIB, layer_bytes, offloaded_states_gib, usable_hbm_gib
 from meshwright.costmodel.hybrid_context import is_dealt
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Layout, Placement, Recompute
+from meshwright.costmodel.layout import Floats, Layout, Placement, Recompute
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.step_time import (
     StepTime,
     exact_step,
-    least_interleaved_s,
+    least_played_s,
     make_context,
     optimistic_step,
 )
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import (
+    BackwardSeconds,
     FitsRank,
     Split,
     SplitCosts,
@@ -108,14 +110,26 @@ class PlacedLayouts:
 
     def unlike_s(self, row: int) -> list[tuple[float, float]]:
         """Seconds of each kind of unlike layers in a row, and what recomputing one adds."""
-        size = (len(self.context.placement.tp),)
         return [
-            (
-                float(np.broadcast_to(np.asarray(kind.seconds), size)[row]),
-                float(np.broadcast_to(np.asarray(kind.recompute_s), size)[row]),
-            )
+            (self._at(kind.seconds, row), self._at(kind.recompute_s, row))
             for kind in self.times.unlike
         ]
+
+    def backward_s(self, row: int) -> BackwardSeconds:
+        """What backward passes of each kind of unlike layers, and of the ends, take in a row."""
+        times, modules = self.times, self.context.workload.model.mtp_layers
+        last_s = self._at(times.head.backward_s, row)
+        if times.mtp is not None:
+            last_s += modules * self._at(times.mtp.backward_s, row)
+        return BackwardSeconds(
+            self._at(times.embedding.backward_s, row),
+            last_s,
+            tuple(self._at(kind.backward_s, row) for kind in times.unlike),
+        )
+
+    def _at(self, seconds: Floats, row: int) -> float:
+        size = (len(self.context.placement.tp),)
+        return float(np.broadcast_to(np.asarray(seconds), size)[row])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -249,9 +263,11 @@ def _alike(question: Question) -> tuple[Any, ...]:
     placed, model = question.placed, question.placed.among.context.workload.model
     if question.stages is None:
         return (id(placed.among),)
-    # What is played, or dealt to ranks, is so with the micro-batches and samples of one layout.
-    plays = model.unlike_layers and int(placed.layout.vpp) > 1
-    apart = id(placed) if plays or is_dealt(placed.among.context.workload) else 0
+    # What is played is so with one number of micro-batches, and samples are dealt to ranks of one layout.
+    plays = bool(model.unlike_layers) and int(placed.layout.pp) > 1
+    apart = int(placed.layout.num_micro_batches) if plays else 0
+    if is_dealt(placed.among.context.workload):
+        apart = id(placed)
     return (id(placed.among), apart, *_of_split(placed.layout), question.stages)
 
 
@@ -353,6 +369,8 @@ class LayoutPricing:
         """Whether memory kept some mapping from its fastest split."""
         self.nothing_fits = False
         """Whether no split at all was found to fit."""
+        self.undecided_s = inf
+        """No split that was not looked at is faster than this, nor than what was found."""
 
     def best(
         self, mappings: MappingBounds, every: PlacedLayout, cutoff_s: float
@@ -404,8 +422,9 @@ class LayoutPricing:
             members = rows[bound_s[rows] < best[0]]
             if not len(members):
                 continue
+            row = int(every.index[rows[0]])
             split_costs = self._fit.split_costs(
-                group_costs, every.among.unlike_s(int(every.index[rows[0]]))
+                group_costs, every.among.unlike_s(row), every.among.backward_s(row)
             )
             busiest_s = least_busiest_rank_s(split_costs, rooms)
             if not np.isfinite(busiest_s):
@@ -451,6 +470,7 @@ class LayoutPricing:
                 self.nothing_fits = fits is not None
                 return []
             first, slack_s = yield from self._with_slack(placed, fastest[0].stages, costs)
+            slack_s += fastest[0].gap_s
             if np.all(first.seconds - slack_s * first.scale >= cutoff_s):
                 return []
             if fits is None and not (yield from self._fit_memory(fastest[:1])):
@@ -462,6 +482,12 @@ class LayoutPricing:
         fresh = [split for split in fitting if split.stages != fastest[0].stages]
         seconds = yield from self._seconds(placed, fresh)
         seconds[fastest[0].stages] = first.seconds
+        windows = hiding_windows(placed.context)
+        for split in fitting:
+            if split.gap_s or split.more_work_s:
+                less_s = split.gap_s + windows * split.more_work_s / costs.pp
+                least_s = np.min(seconds[split.stages] - less_s * first.scale)
+                self.undecided_s = min(self.undecided_s, float(least_s))
         return [(split, seconds[split.stages]) for split in fitting]
 
     def _even_split(self, placed: PlacedLayout, costs: SplitCosts) -> Asking[list[PricedSplit]]:
@@ -521,7 +547,7 @@ class LayoutPricing:
             if not self._fit.fits_stages(stages):
                 self.memory_limits = True
             elif not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
-                each_s = least_interleaved_s(placed.context, placed.times, stages)
+                each_s = least_played_s(placed.context, placed.times, stages)
                 bounded.append((float(np.min(each_s)), stages))
         parts = optimistic_step(placed.context, placed.times).parts
         beside_s = float(np.min(sum(np.asarray(parts[name]) for name in _WHATEVER_THE_SPLIT)))

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.pipeline import may_have_empty_ends
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.rank_load import Stages, least_busiest_in_order_s
-from meshwright.costmodel.schedules import traits
+from meshwright.costmodel.schedules import longest_way_s, traits
+from meshwright.costmodel.simulator import one_f_one_b_s
 from meshwright.costmodel.workload import Workload
 
 # Splits of the layers over pipeline ranks and virtual stages, and what decides between them.
@@ -45,6 +46,17 @@ FitsPart = Callable[[int], NDArray[np.bool_]]
 """rank -> whether the part of the layers from one place to another fits there, [begin, end]."""
 
 
+class BackwardSeconds(NamedTuple):
+    """What of some seconds backward passes take, per micro-batch."""
+
+    first_s: float
+    last_s: float
+    layers: tuple[float, ...]
+    """In order."""
+    behind: tuple[float, ...] = ()
+    """On ranks behind the first, as `SplitCosts.order_behind`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SplitCosts:
     """What decides a split. Seconds per micro-batch, forward and backward, on one rank; loads are
@@ -57,6 +69,8 @@ class SplitCosts:
     leading: int = 0
     """Layers at the front that cost `leading_s`: the dense ones of a mixture-of-experts model."""
     num_micro_batches: int
+    flushes: int = 1
+    """Times that the pipeline runs empty, each with as many of the micro-batches."""
     bubble_share: float = 1.0
     in_step: bool = False
     """Whether the schedule keeps ranks with several virtual stages in step."""
@@ -91,6 +105,9 @@ class SplitCosts:
     experts. `layer_load` is their mean then."""
     begins: tuple[int, ...] = ()
     """`ModelSpec.stage_begins`, of unlike layers alone."""
+    backward: BackwardSeconds | None = None
+    """Of unlike layers in 1F1B with one virtual stage each, which is played: then a step takes what it does
+    there, not what the head of this module says."""
 
     @property
     def partial(self) -> bool:
@@ -192,6 +209,7 @@ class SplitCosts:
             order_behind=(),
             order_loads=(),
             begins=(),
+            backward=None,
         )
 
 
@@ -201,6 +219,10 @@ class Split:
 
     stages: tuple[tuple[int, ...], ...]
     time_s: float
+    gap_s: float = 0.0
+    """How much less another split with no more parameters on a rank may take, at most."""
+    more_work_s: float = 0.0
+    """How much more all its ranks may work for a micro-batch, at most, which hides traffic."""
 
 
 def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
@@ -338,7 +360,7 @@ def frontier(
     if fits is None:
         return _unlimited(costs, slack_s)
     if costs.order and costs.vpp == 1:
-        return tuple(_OrderedRanks(costs, fits, fits_part).frontier(slack_s))
+        return tuple(_ordered_ranks(costs, fits, fits_part).frontier(slack_s))
     return tuple(_Ranks(costs, fits).frontier(slack_s))
 
 
@@ -350,8 +372,17 @@ def _unlimited(costs: SplitCosts, slack_s: float) -> tuple[Split, ...]:
 @lru_cache(maxsize=1024)
 def _free_ranks(costs: SplitCosts) -> _Ranks:
     """Unlike layers are dealt out in their order where a rank holds one part of it."""
-    ranks = _OrderedRanks if costs.order and costs.vpp == 1 else _Ranks
-    return ranks(costs, None)
+    if costs.order and costs.vpp == 1:
+        return _ordered_ranks(costs, None)
+    return _Ranks(costs, None)
+
+
+def _ordered_ranks(
+    costs: SplitCosts, fits: FitsRank | None, fits_part: FitsPart | None = None
+) -> _OrderedRanks:
+    """Those of unlike layers, priced as the schedule is."""
+    ranks = _OrderedRanks if costs.backward is None else _PlayedRanks
+    return ranks(costs, fits, fits_part)
 
 
 def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
@@ -581,8 +612,12 @@ class _Ranks:
         self, seconds: float, recomputed_leading: int, pareto: list[tuple[int, int]]
     ) -> bool:
         """Whether a split within the threshold has less of a kind of parameters than all known ones."""
-        load, experts = min(load for load, _ in pareto), min(experts for _, experts in pareto)
         caps = self._only_seconds(seconds, recomputed_leading)
+        return any(self._reachable(trial) is not None for trial in self._lighter(caps, pareto))
+
+    def _lighter(self, caps: _Caps, pareto: list[tuple[int, int]]) -> list[_Caps]:
+        """Caps that only a split with less of a kind of parameters than all known ones keeps."""
+        load, experts = min(load for load, _ in pareto), min(experts for _, experts in pareto)
         trials = []
         if load:
             trials.append(replace(caps, load=self._loads[load - 1]))
@@ -591,7 +626,7 @@ class _Ranks:
         if len(pareto) > 1:
             both = replace(caps, load=self._loads[load], experts=self._experts[experts])
             trials.append(both)
-        return any(self._reachable(trial) is not None for trial in trials)
+        return trials
 
     def _least_loads(self, seconds: float, recomputed_leading: int) -> Iterator[tuple[int, int]]:
         """Indices of (load, experts) within a threshold on the slowest rank that none beats in both."""
@@ -813,8 +848,8 @@ class _OrderedRanks(_Ranks):
         self._fits_part = fits_part
         self._tables: dict[int, Parts] = {}
         self._without_memory: dict[int, Parts] = {}
-        kinds = {_end_kind(costs, rank): rank for rank in reversed(range(costs.pp))}
-        held = [self._parts(rank) for rank in (kinds.values() if fits is None else range(costs.pp))]
+        kinds = {self._kind(rank): rank for rank in reversed(range(costs.pp))}
+        held = [self._parts(rank) for rank in kinds.values()]
         columns = zip(*(part[:3] for part in held), strict=True)
         fitting = [part.may_be for part in held]
         self._seconds, self._loads, self._experts = (
@@ -826,15 +861,20 @@ class _OrderedRanks(_Ranks):
 
     def _parts(self, rank: int) -> Parts:
         """Of one rank, by the layers in front of its part and those to its end."""
-        kind, alike = self._kind(rank), _end_kind(self.costs, rank)
+        kind = self._kind(rank)
         if kind not in self._tables:
-            if alike not in self._without_memory:
-                self._without_memory[alike] = parts_of(self.costs, rank)
-            table = self._without_memory[alike]
+            table = self._in_any_room(rank)
             self._tables[kind] = (
                 table if self._fits is None else self._fitting(rank, table, self._fits)
             )
         return self._tables[kind]
+
+    def _in_any_room(self, rank: int) -> Parts:
+        """The same, memory aside."""
+        alike = _end_kind(self.costs, rank)
+        if alike not in self._without_memory:
+            self._without_memory[alike] = parts_of(self.costs, rank)
+        return self._without_memory[alike]
 
     def _fitting(self, rank: int, table: Parts, fits: FitsRank) -> Parts:
         """The parts that memory holds on a rank."""
@@ -948,6 +988,19 @@ class _OrderedRanks(_Ranks):
     def _reachable(self, caps: _Caps) -> list[dict[tuple[int, int], int]] | None:
         return None if self._behind(caps) is None else []
 
+    def _least(self, name: CapName, caps: _Caps, below: int | None = None) -> int | None:
+        values = {"seconds": self._seconds, "load": self._loads, "experts": self._experts}[name]
+        caps, least = _capped(caps, name, inf), np.full(self.costs.layers + 1, inf)
+        least[-1] = -inf
+        for rank in reversed(range(self.costs.pp)):
+            table = self._parts(rank)
+            most = np.maximum(getattr(table, name), least)
+            least = np.min(np.where(table.within(caps), most, inf), axis=1)
+        if least[0] == inf:
+            return None
+        index = bisect_left(values, least[0])
+        return index if below is None or index < below else None
+
     def _split(self, caps: _Caps) -> Split:
         """The most even split within the caps; there is one."""
         places, costs = self._behind(caps), self.costs
@@ -965,6 +1018,159 @@ class _OrderedRanks(_Ranks):
             times.append(float(seconds[nearest]))
             begin = int(ends[nearest])
         return Split(stages=tuple(stages), time_s=costs.time_s(times))
+
+
+class _PlayedRanks(_OrderedRanks):
+    """The same under 1F1B as it is played: what takes the place of a part's seconds is the longest way of a
+    step that turns round at its rank (`schedules.longest_way_s`), which no split with that part is below.
+    """
+
+    def __init__(
+        self, costs: SplitCosts, fits: FitsRank | None, fits_part: FitsPart | None = None
+    ) -> None:
+        backward = costs.backward
+        assert backward is not None
+        of_backward = replace(
+            costs,
+            first_s=backward.first_s,
+            last_s=backward.last_s,
+            order=_with_seconds(costs.order, backward.layers),
+            order_behind=_with_seconds(costs.order_behind, backward.behind),
+        )
+        ends = {_end_kind(costs, rank): rank for rank in range(costs.pp)}
+        tables = {end: parts_of(costs, rank) for end, rank in ends.items()}
+        self._own_s = {end: table.seconds for end, table in tables.items()}
+        self._backward_s = {end: parts_of(of_backward, rank).seconds for end, rank in ends.items()}
+        each = [tables[_end_kind(costs, rank)] for rank in range(costs.pp)]
+        seconds = [np.where(table.may_be, table.seconds, inf) for table in each]
+        self._ahead_s = _least_sums(seconds)
+        self._behind_s = _least_sums([own.T[::-1, ::-1] for own in reversed(seconds)])[::-1, ::-1]
+        self._most_s = float(self._ahead_s[-1, -1])
+        if costs.partial or costs.order_behind:
+            less = [np.where(table.may_be, -table.seconds, inf) for table in each]
+            self._most_s = -float(_least_sums(less)[-1, -1])
+        super().__init__(costs, fits, fits_part)
+
+    def _kind(self, rank: int) -> int:
+        return rank
+
+    def _in_any_room(self, rank: int) -> Parts:
+        table = super()._in_any_room(rank)
+        backward_s = self._backward_s[_end_kind(self.costs, rank)]
+        way_s = longest_way_s(
+            table.seconds - backward_s,
+            backward_s,
+            ahead_s=self._ahead_s[rank][:, None],
+            behind_s=self._behind_s[rank + 1][None, :],
+            warm_up=self.costs.pp - 1 - rank,
+            num_micro_batches=self.costs.num_micro_batches // self.costs.flushes,
+        )
+        way_s *= self.costs.flushes
+        return table._replace(seconds=way_s, may_be=table.may_be & np.isfinite(way_s))
+
+    def frontier(self, slack_s: float) -> Iterator[Split]:
+        """See the module's `frontier`."""
+        low = self._least("seconds", self._only_seconds())
+        if low is not None:
+            limit_s = (self._seconds[low] + slack_s) * (1 + 1e-12)
+            yield from self._pareto(low, 0, limit_s)
+
+    def _pareto(self, low: int, recomputed_leading: int, limit_s: float) -> Iterator[Split]:
+        """The same, going from one limit on seconds under which parameters can be fewer to the next."""
+        pareto: list[tuple[int, int]] = []
+        at: int | None = low
+        while at is not None and self._seconds[at] <= limit_s:
+            seconds = self._seconds[at]
+            for load, experts in self._least_loads(seconds, recomputed_leading):
+                pareto.append((load, experts))
+                caps = _Caps(seconds, self._loads[load], self._experts[experts], 0)
+                yield self._split(caps)
+            trials = self._lighter(self._only_seconds(), pareto)
+            further = [self._least("seconds", trial) for trial in trials]
+            at = min((each for each in further if each is not None and each > at), default=None)
+
+    def _split(self, caps: _Caps) -> Split:
+        """The fastest of those within the caps that single moves of layers reach."""
+        places, costs = self._behind(caps), self.costs
+        assert places is not None
+        cuts = [0]
+        total_s = self._total_s(0)
+        for rank in range(costs.pp):
+            begin, of_rank = cuts[-1], self._own_s[_end_kind(costs, rank)]
+            ends = np.flatnonzero(self._parts(rank).within(caps)[begin] & places[rank + 1])
+            taken_s = of_rank[begin, ends]
+            nearest = int(np.argmin(np.abs(taken_s - total_s / (costs.pp - rank))))
+            total_s -= float(taken_s[nearest])
+            cuts.append(int(ends[nearest]))
+        own, least_s = np.array(cuts), caps.seconds * (1 + ROUNDING)
+        own_s = float(self._played_s(own[None])[0])
+        anywhere = replace(caps, seconds=inf)
+        while own_s > least_s:
+            near = self._near(own, anywhere)
+            seconds = self._played_s(near) if len(near) else np.array([inf])
+            best = int(np.argmin(seconds))
+            if seconds[best] >= own_s * (1 - ROUNDING):
+                break
+            own, own_s = near[best], float(seconds[best])
+        stages = tuple((int(layers),) for layers in np.diff(own))
+        ranks = zip(map(int, own[:-1]), map(int, own[1:]), strict=True)
+        work_s = sum(
+            float(self._own_s[_end_kind(costs, rank)][part]) for rank, part in enumerate(ranks)
+        )
+        return Split(
+            stages=stages,
+            time_s=own_s,
+            gap_s=max(own_s - least_s, 0.0),
+            more_work_s=max(self._most_s - work_s * (1 + ROUNDING), 0.0),
+        )
+
+    def _near(self, cuts: NDArray[np.int64], caps: _Caps) -> NDArray[np.int64]:
+        """Partitions with some neighbouring cuts moved by a layer, or one by two, [n, pp + 1]."""
+        moves = []
+        inner = range(1, self.costs.pp)
+        for first in inner:
+            for last in range(first, self.costs.pp):
+                for by in (-2, -1, 1, 2) if last == first else (-1, 1):
+                    move = np.zeros(self.costs.pp + 1, dtype=np.int64)
+                    move[first : last + 1] = by
+                    moves.append(cuts + move)
+        near = np.array(moves).reshape(-1, self.costs.pp + 1)
+        near = near[np.all(np.diff(near, axis=1) > 0, axis=1)]
+        for rank in range(self.costs.pp):
+            may_be = self._parts(rank).within(caps)
+            near = near[may_be[near[:, rank], near[:, rank + 1]]]
+        return near
+
+    def _played_s(self, cuts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds of partitions [n, pp + 1] under the schedule, [n]."""
+        passes = []
+        for rank in range(self.costs.pp):
+            at = cuts[:, rank], cuts[:, rank + 1]
+            end = _end_kind(self.costs, rank)
+            backward_s = self._backward_s[end][at]
+            passes.append((self._own_s[end][at] - backward_s, backward_s))
+        forward_s, backward_s = np.moveaxis(np.array(passes), 0, -1)
+        flushes = self.costs.flushes
+        each_s = one_f_one_b_s(forward_s, backward_s, self.costs.num_micro_batches // flushes)
+        return np.asarray(flushes * each_s)
+
+
+def _least_sums(seconds: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The least that some ranks take which hold the layers in front of a place, [ranks, place], from the
+    seconds of each rank by begin and end.
+    """
+    sums = [np.full(seconds[0].shape[0], inf)]
+    sums[0][0] = 0.0
+    for own in seconds:
+        sums.append(np.min(sums[-1][:, None] + own, axis=0))
+    return np.array(sums)
+
+
+def _with_seconds(
+    order: tuple[tuple[float, float], ...], seconds: tuple[float, ...]
+) -> tuple[tuple[float, float], ...]:
+    """Layers that take other seconds, and as much to recompute."""
+    return tuple((own_s, again_s) for own_s, (_, again_s) in zip(seconds, order, strict=True))
 
 
 # Some split of the layers that a layout can have, where no split was chosen yet.

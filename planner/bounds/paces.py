@@ -74,6 +74,7 @@ from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import (
     ALL_LAYERS,
+    BackwardSeconds,
     SplitCosts,
     any_stages,
     balanced_stages,
@@ -353,11 +354,15 @@ class MemoryFit:
         return max(leading, 1) - 1 + too_many
 
     def split_costs(
-        self, costs: LayerCosts, unlike: Sequence[tuple[float, float]] = ()
+        self,
+        costs: LayerCosts,
+        unlike: Sequence[tuple[float, float]] = (),
+        backward: BackwardSeconds | None = None,
     ) -> SplitCosts:
         """The layer costs as the split sees them: main layers, leading dense ones, and the ends.
 
-        Of unlike layers, `unlike` has the seconds of each kind, and what recomputing one adds.
+        Of unlike layers, `unlike` has the seconds of each kind, and what recomputing one adds, and `backward`
+        what their backward passes take.
         """
         model, layout = self.workload.model, self.layout
         dense, rest, _ = (float(np.asarray(x)) for x in layer_parameters_on_gpu(model, layout))
@@ -377,6 +382,7 @@ class MemoryFit:
             layers=model.layers,
             leading=self.leading,
             num_micro_batches=int(layout.num_micro_batches),
+            flushes=self.workload.flushes,
             bubble_share=float(costs.bubble_share),
             in_step=shape.in_step,
             empty_ends=may_have_empty_ends(self.workload),
@@ -397,7 +403,19 @@ class MemoryFit:
             order_behind=self._order(unlike, behind=True),
             order_loads=self._unlike.order_loads if self._unlike is not None else (),
             begins=model.stage_begins,
+            backward=self._backward(backward),
         )
+
+    def _backward(self, each: BackwardSeconds | None) -> BackwardSeconds | None:
+        """That of every layer in place of every kind; None where 1F1B of one stage each is not what runs."""
+        schedule, vpp = int(self.layout.schedule), int(self.layout.vpp)
+        if each is None or not each.layers or vpp > 1 or schedule != Schedule.ONE_F_ONE_B:
+            return None
+        layers_s, behind_s = (
+            tuple(own for own, _ in self._order([(x, 0.0) for x in each.layers], behind=behind))
+            for behind in (False, True)
+        )
+        return each._replace(layers=layers_s, behind=behind_s)
 
     def _order(
         self, unlike: Sequence[tuple[float, float]], *, behind: bool = False

@@ -116,6 +116,7 @@ class CostModelPricing:
         framework = framework_of_stack(workload.framework)
         self._some_layers = framework.recompute_amount is not None
         self._deadline = float("inf")
+        self._undecided_s = float("inf")
 
     @property
     def workload(self) -> Workload:
@@ -128,8 +129,11 @@ class CostModelPricing:
 
     @property
     def undecided_s(self) -> float:
-        """Of the layout priced last: no mapping that `exact` could not decide on is faster than this."""
-        return float("inf")
+        """Of the layout priced last: no mapping or split that `exact` could not decide on is faster.
+
+        After `exact_each`, of all its layouts.
+        """
+        return self._undecided_s
 
     @property
     def unlisted_s(self) -> float:
@@ -375,6 +379,7 @@ class CostModelPricing:
         because then a virtual stage may be shorter than the number. While no plan is known, recomputing all
         comes first: where that does not fit, nothing does.
         """
+        self._undecided_s = float("inf")
         if not len(mappings.bound_s):
             return None
         workload, fewest = self._workload.on(int(layout.gpus)), 0
@@ -388,9 +393,10 @@ class CostModelPricing:
     def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
         """`exact` of each of some layouts [n], with its number, under every mapping and without a cutoff.
 
-        Without those that are not priced by the time of `stop_at`; `undecided_s` is of the layout that came
-        last. As many are priced together as have `MOST_TOGETHER` mappings.
+        Without those that are not priced by the time of `stop_at`. As many are priced together as have
+        `MOST_TOGETHER` mappings.
         """
+        self._undecided_s = float("inf")
         first, degrees = rows_by_value(layouts, PLACED_AXES)
         counts = [len(self.mappings(layouts.scalar(row))["tp"]) for row in first]
         part_of = np.cumsum(np.array(counts)[degrees]) // MOST_TOGETHER
@@ -460,6 +466,7 @@ class CostModelPricing:
                 workload, replace(every.layout, recompute_layers=recomputed_layers)
             )
             priced = yield from pricing.best(mappings, every, limit)
+            self._undecided_s = min(self._undecided_s, pricing.undecided_s)
             if priced is not None and priced.step_time_s < limit:
                 best = priced
             if pricing.nothing_fits and recomputed_layers == ALL_LAYERS:

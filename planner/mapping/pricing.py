@@ -217,6 +217,7 @@ class PartsOfNodes:
         bound_s = np.where(inside, mappings.bound_s, inf)
         pricing = PlacedAs(self._workload, counted.placement)
         priced = pricing.exact(layout, replace(mappings, bound_s=bound_s), cutoff_s)
+        others_s = min(others_s, pricing.undecided_s)
         if priced is None:
             return None, others_s
         ranks = counted.ranks(priced.matrix[PROFILE][0])
@@ -302,10 +303,10 @@ class PartsOfNodes:
         for number in numbers:
             if bound_s[number] >= cutoff_s or not self._is_ordered(layouts[number]):
                 continue
-            priced = PlacedAs(self._workload, placement).exact(
-                layouts[number], _ANY_BOUND, cutoff_s
-            )
+            pricing = PlacedAs(self._workload, placement)
+            priced = pricing.exact(layouts[number], _ANY_BOUND, cutoff_s)
             least_s = inf if priced is None else priced.step_time_s
+            least_s = min(least_s, pricing.undecided_s)
             is_raised |= least_s > bound_s[number] * SAME
             bound_s[number] = max(bound_s[number], least_s)
         return is_raised
@@ -362,7 +363,10 @@ class PartsOfNodes:
         closes = self._is_ordered(layout)
         if not keeps_inside(self._workload, layout, placement)[0]:
             return None, closes
-        priced = PlacedAs(self._workload, placement).exact(layout, _ANY_BOUND, cutoff_s)
+        pricing = PlacedAs(self._workload, placement)
+        priced = pricing.exact(layout, _ANY_BOUND, cutoff_s)
+        best_s = cutoff_s if priced is None else min(cutoff_s, priced.step_time_s)
+        closes = closes and pricing.undecided_s >= best_s
         if priced is None or priced.step_time_s >= cutoff_s:
             return None, closes
         return replace(priced, matrix={}, ranks=reach.ranks(gpus)), closes
@@ -565,6 +569,7 @@ class MappedPricing(CostModelPricing):
             bound_s = self._possible_first(space, bound_s, limit)
             pricing = PlacedAs(self._workload, space.profiles.placement)
             priced = pricing.exact(layout, replace(mappings, bound_s=bound_s), limit)
+            self._undecided_s = min(self._undecided_s, pricing.undecided_s)
             if priced is None:
                 return best
             row = priced.matrix[PROFILE][0]
