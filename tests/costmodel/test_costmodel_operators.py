@@ -694,6 +694,16 @@ def test_rotary_embeddings_step_by_step_move_what_their_operators_do() -> None:
     assert not turns_stepwise(latent)
 
 
+@pytest.mark.parametrize(
+    ("framework", "stepwise"),
+    [("megatron", True), ("megatron-bridge", True), ("torchtitan", False)],
+)
+def test_megatron_turns_step_by_step_under_yarn(framework: str, stepwise: bool) -> None:
+    """`validate_args` takes the fusion off wherever positions are not plain rotary ones."""
+    assert turns_stepwise(workload("gpt-oss-20b", framework=framework)) == stepwise
+    assert not turns_stepwise(workload("llama-3.1-8b", framework=framework))
+
+
 def test_operators_of_rotary_embeddings_take_the_host_their_time() -> None:
     """44 operators of 16.7 us where the host paces every layer, 36 of them."""
     layout = Layout(tp=4, dp=1, num_micro_batches=32)
