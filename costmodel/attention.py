@@ -31,6 +31,7 @@ from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.lengths import QUERY_BLOCK, share_in_window
 from meshwright.costmodel.other_blocks import sparse_core_s
 from meshwright.costmodel.workload import Workload, sequences_in_micro_batch
+from meshwright.frameworks.catalog import framework_of_stack
 
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
 """Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""
@@ -212,20 +213,26 @@ def turns_stepwise(workload: Workload) -> bool:
     """Whether rotary embeddings are one operator of PyTorch after the other beside fused ones.
 
     As Megatron runs them without `apply_rope_fusion` (megatron/core/models/common/embeddings/rope_utils.py,
-    apply_rotary_pos_emb). Latent attention turns a part of each head alone, and is priced as one kernel.
+    apply_rotary_pos_emb), and always under YaRN (megatron/training/arguments.py, validate_args). Latent
+    attention turns a part of each head alone, and is priced as one kernel.
 
     Parameters
     ----------
     workload : Workload
-        Its `stepwise_rotary` and its model are used.
+        Its `stepwise_rotary`, its model and its framework are used.
 
     Returns
     -------
     bool
-        False where the run says nothing.
+        False where neither the run nor its framework asks for it.
     """
     model = workload.model
-    return bool(workload.stepwise_rotary) and model.position == "rope" and model.attention is None
+    if model.position != "rope" or model.attention is not None:
+        return False
+    scaling = model.rope.scaling
+    never_fused = scaling is not None and scaling.type == "yarn"
+    in_megatron = framework_of_stack(workload.framework).name == "megatron"
+    return bool(workload.stepwise_rotary) or (never_fused and in_megatron)
 
 
 def _inner_bytes(c: Context, widths: _Widths) -> Passes:

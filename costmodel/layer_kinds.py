@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
+from meshwright.costmodel.activations import (
+    norm_before_attention_apart,
+    offloaded_per_layer,
+    offloads_any,
+)
 from meshwright.costmodel.adapters import (
     adapter_launches,
     backward_share,
@@ -873,8 +877,8 @@ def _host_share(c: Context) -> float:
 def _further_launches_s(c: Context, shares: BlockShares) -> Floats:
     """Host seconds of launches that the passes of a layer do not count.
 
-    Experts that selective recomputation runs again, and what a layer is cut into: GEMMs beside transfers,
-    steps of ring attention. Gradients of frozen weights, which have no launches, are taken off.
+    Experts and modules that selective recomputation runs again, and what a layer is cut into: GEMMs beside
+    transfers, steps of ring attention. Gradients of frozen weights, which have no launches, are taken off.
     """
     stack = c.constants.framework
     tp, in_ring = np.asarray(c.layout.tp), ring_steps(c)
@@ -885,9 +889,40 @@ def _further_launches_s(c: Context, shares: BlockShares) -> Floats:
     recomputed_experts = shares.experts * recomputes_experts(c.layout)
     behind_attention_s = _expert_launches_s(c) - 0.5 * stack.launch_layer_s
     further_s = stack.piece_launch_s * (gemms + steps) + behind_attention_s * recomputed_experts
+    further_s = further_s + _checkpoints(c, shares) * stack.operator_launch_s
     if not frozen(c.workload):
         return further_s
     return further_s - gradient_launches(c) * _own_launches_s(c, shares)
+
+
+_CHECKPOINT_OPERATORS = 17.0
+"""Of a checkpoint beside what runs again: random states of host, device and tracker are read ahead of it and
+again behind it (4), set for it and set back (4), an output is dropped, with a hook, and restored (3), inputs
+are detached, a graph of its own runs backward, and FP8 contexts open and close twice
+(megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput and _fork_rng)."""
+_NORM_AGAIN, _ACTIVATION_AGAIN, _SCORE_AGAIN, _UP_PROJECTION_AGAIN = 3.0, 2.0, 15.0, 24.0
+"""Operators of modules that run again: a norm, the activation of experts, Transformer Engine's attention, and
+MLA's two products, their splits, turns and joins (megatron/core/transformer/multi_latent_attention.py)."""
+
+
+def _checkpoints(c: Context, shares: BlockShares) -> Floats:
+    """Operators of the host that selective recomputation costs beside whole experts, a layer and micro-batch.
+
+    Each module that runs again is a checkpoint of its own. Where the host is ahead they cost nothing.
+    """
+    mask = np.asarray(c.layout.recompute)
+    norms = shares.experts + shares.attention * norm_before_attention_apart(c.workload.model)
+    of_modules: tuple[tuple[int, float, float], ...] = (
+        (int(Recompute.CORE_ATTENTION), shares.attention, _SCORE_AGAIN),
+        (int(Recompute.LAYERNORM), norms, _NORM_AGAIN),
+        (int(Recompute.MOE_ACTIVATION), shares.experts, _ACTIVATION_AGAIN),
+        (int(Recompute.MLA_UP_PROJECTION), shares.attention, _UP_PROJECTION_AGAIN),
+    )
+    operators: Floats = 0.0
+    for module, number, again in of_modules:
+        of_each = number * (_CHECKPOINT_OPERATORS + again)
+        operators = operators + np.where(mask & module, of_each, 0.0)
+    return operators
 
 
 class _Collectives(NamedTuple):

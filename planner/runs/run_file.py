@@ -34,6 +34,7 @@ from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import PYTORCH
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.adapters import AdapterMethod, AdapterSpec, resolved
+from meshwright.model_specs.blocks import RopeScaling, RopeSpec
 from meshwright.model_specs.reader import (
     catalog_names,
     model_from_mapping,
@@ -780,13 +781,16 @@ Megatron-LM's defaults too (megatron/training/arguments.py, --position-embedding
 def _with_sinks(model: ModelSpec) -> ModelSpec:
     """A row that notes attention sinks is a gpt-oss model (arXiv 2508.10925).
 
-    Its experts carry biases, and every other layer attends in a window of 128.
+    Its experts carry biases, every other layer attends in a window of 128, and positions are YaRN's, 32 times
+    the 4,096 first trained in.
     """
     if model.moe is None or model.attention_sinks or "sinks" not in (model.attention_note or ""):
         return model
     moe = model.moe.model_copy(update={"expert_bias": True, "router_bias": True})
     windows = {"sliding_window": 128, "full_attention_every": 2}
-    return model.model_copy(update={"attention_sinks": True, "moe": moe, **windows})
+    scaling = RopeScaling(type="yarn", factor=32.0, original_positions=4096, whole_range=False)
+    rope = RopeSpec(base=150_000.0, scaling=scaling)
+    return model.model_copy(update={"attention_sinks": True, "moe": moe, "rope": rope, **windows})
 
 
 def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:

@@ -724,6 +724,16 @@ def test_rotary_embeddings_step_by_step_move_what_their_operators_do() -> None:
     assert not turns_stepwise(latent)
 
 
+@pytest.mark.parametrize(
+    ("framework", "stepwise"),
+    [("megatron", True), ("megatron-bridge", True), ("torchtitan", False)],
+)
+def test_megatron_turns_step_by_step_under_yarn(framework: str, stepwise: bool) -> None:
+    """`validate_args` takes the fusion off wherever positions are not plain rotary ones."""
+    assert turns_stepwise(workload("gpt-oss-20b", framework=framework)) == stepwise
+    assert not turns_stepwise(workload("llama-3.1-8b", framework=framework))
+
+
 def test_operators_of_rotary_embeddings_take_the_host_their_time() -> None:
     """44 operators of 16.7 us where the host paces every layer, 36 of them."""
     layout = Layout(tp=4, dp=1, num_micro_batches=32)
@@ -794,3 +804,35 @@ def test_operators_of_an_activation_take_the_host_their_time() -> None:
         assert dense is not None
         seconds.append(float(dense.seconds))
     assert seconds[1] - seconds[0] == pytest.approx(5 * 16.7e-6, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("module", "operators"),
+    [
+        (Recompute.CORE_ATTENTION, 17 + 15),
+        (Recompute.LAYERNORM, 2 * (17 + 3)),
+        (Recompute.MOE_ACTIVATION, 17 + 2),
+        (Recompute.MLA_UP_PROJECTION, 17 + 24),
+    ],
+)
+def test_checkpoints_of_modules_take_the_host_their_time(
+    module: Recompute, operators: float
+) -> None:
+    """Operators of 16.7 us where the host paces a layer: 0.3 to 0.7 ms, where Moonlight on 8 H100 took 0.35
+    to 1.5 (Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute/SKILL.md). Both norms of a
+    layer stand apart with MLA. They were free there.
+    """
+    seconds = []
+    for mask in (Recompute.NONE, module):
+        layout = Layout(tp=2, dp=4, ep=8, recompute=int(mask), sequence_parallel=True)
+        work = workload(
+            "moonlight-16b-a3b",
+            gpus=8,
+            seq_len=512,
+            framework="megatron-bridge",
+            cuda_graph="none",
+        )
+        kind = kind_times(context(work, layout)).moe
+        assert kind is not None
+        seconds.append(float(kind.seconds))
+    assert seconds[1] - seconds[0] == pytest.approx(operators * 16.7e-6, rel=0.1)
