@@ -445,7 +445,7 @@ def tensor_parallel_s(
 
     def _exposed(seconds: Floats) -> Floats:
         """What runs longer than one GEMM, and what the two slow each other down."""
-        slow_down = stack.dp_interference * np.minimum(seconds, column_gemm_s)
+        slow_down = stack.tp_interference * np.minimum(seconds, column_gemm_s)
         return np.maximum(seconds - column_gemm_s, 0.0) + slow_down
 
     gathered = c.gathered_share * c.tensor_pass_s

@@ -123,7 +123,8 @@ def _record(file: str, path: str, node: dict[str, Any]) -> ConstantRecord:
     same_as = None
     if "as" in node:
         section, _, rest = path.partition(".")
-        same_as = f"{section}.{node['as']}.{rest.rpartition('.')[2]}"
+        other = str(node["as"])
+        same_as = other if "." in other else f"{section}.{other}.{rest.rpartition('.')[2]}"
     source = str(node["source"])
     return ConstantRecord(path=path, file=file, source=source, same_as=same_as, **numbers)
 

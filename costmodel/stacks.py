@@ -89,6 +89,8 @@ class FrameworkConstants:
     """Whether it sends the outputs of experts back to their tokens again."""
     dp_interference: float
     """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
+    tp_interference: float
+    """The same of a product and a tensor-parallel collective beside it."""
     overlap_cuts_products: bool
     """Whether overlapped tensor parallelism cuts products into pieces beside pieces of their transfers."""
     tp_hidden: float

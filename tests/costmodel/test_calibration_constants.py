@@ -65,6 +65,16 @@ def test_an_alias_takes_the_value_of_its_holder_and_follows_an_override() -> Non
     )
 
 
+def test_nanotron_s_tensor_parallelism_takes_another_constant_of_the_defaults() -> None:
+    """It runs collectives beside products as Megatron does, gradients' buckets as PyTorch does."""
+    moved = {"framework_defaults.dp_interference": 0.3}
+    prefixes = framework_prefixes("nanotron")
+    known, other = (layered_values(*prefixes, overrides=each) for each in (None, moved))
+    assert other["tp_interference"] == 0.3
+    assert other["dp_interference"] == known["dp_interference"]
+    assert framework_constants("megatron").tp_interference == known["tp_interference"]
+
+
 def test_a_later_layer_wins() -> None:
     assert device_constants("b300-sxm", "blackwell").half_k == 47
     assert device_constants("unheard-of", "unheard-of").half_k == 73

@@ -346,7 +346,7 @@ def test_backward_collectives_run_beside_the_products(sequence_parallel: bool) -
     layout = Layout(tp=8, micro_batch=4, sequence_parallel=sequence_parallel)
     c = context(work, layout)
     alone = context(replace(work, launch_blocking=True), layout)
-    passed, share = float(np.asarray(c.tensor_pass_s)), c.constants.framework.dp_interference
+    passed, share = float(np.asarray(c.tensor_pass_s)), c.constants.framework.tp_interference
     forward, backward = (
         float(np.asarray(parts["tp_comm"]))
         for block in (attention_block(c),)
