@@ -470,8 +470,8 @@ class LayoutPricing:
                 self.nothing_fits = fits is not None
                 return []
             first, slack_s = yield from self._with_slack(placed, fastest[0].stages, costs)
-            slack_s += fastest[0].gap_s
-            if np.all(first.seconds - slack_s * first.scale >= cutoff_s):
+            less_s = slack_s + fastest[0].gap_s
+            if np.all(first.seconds - less_s * first.scale >= cutoff_s):
                 return []
             if fits is None and not (yield from self._fit_memory(fastest[:1])):
                 continue  # memory matters: the free splits say nothing more
