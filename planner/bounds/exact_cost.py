@@ -485,8 +485,8 @@ class LayoutPricing:
         windows = hiding_windows(placed.context)
         for split in fitting:
             if split.gap_s or split.more_work_s:
-                less_s = split.gap_s + windows * split.more_work_s / costs.pp
-                least_s = np.min(seconds[split.stages] - less_s * first.scale)
+                faster_by_s = split.gap_s + windows * split.more_work_s / costs.pp
+                least_s = np.min(seconds[split.stages] - faster_by_s * first.scale)
                 self.undecided_s = min(self.undecided_s, float(least_s))
         return [(split, seconds[split.stages]) for split in fitting]
 

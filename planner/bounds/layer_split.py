@@ -28,7 +28,8 @@ from meshwright.costmodel.workload import Workload
 # A step takes `m max_r t_r + x (sum_r t_r - max_r t_r) / vpp` seconds (for m micro-batches; t_r is what rank
 # r computes per micro-batch, x the schedule's bubble share), plus data-parallel and optimizer seconds that
 # grow with the most parameters on one rank. Ranks that interleave keep in step: there m times sum_v max_r
-# t_vr, the virtual stages one by one, takes the place of m max_r t_r.
+# t_vr, the virtual stages one by one, takes the place of m max_r t_r. 1F1B with one virtual stage each and
+# unlike layers is played (`_PlayedRanks`).
 #
 # The space of splits of ranks in step: `level_splits`. There the first chunk may hold the embedding alone,
 # and the last one the head, where the framework can say so. Of all others: every virtual stage has at least
