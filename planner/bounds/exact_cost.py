@@ -470,8 +470,8 @@ class LayoutPricing:
                 self.nothing_fits = fits is not None
                 return []
             first, slack_s = yield from self._with_slack(placed, fastest[0].stages, costs)
-            slack_s += fastest[0].gap_s
-            if np.all(first.seconds - slack_s * first.scale >= cutoff_s):
+            less_s = slack_s + fastest[0].gap_s
+            if np.all(first.seconds - less_s * first.scale >= cutoff_s):
                 return []
             if fits is None and not (yield from self._fit_memory(fastest[:1])):
                 continue  # memory matters: the free splits say nothing more
@@ -485,8 +485,8 @@ class LayoutPricing:
         windows = hiding_windows(placed.context)
         for split in fitting:
             if split.gap_s or split.more_work_s:
-                less_s = split.gap_s + windows * split.more_work_s / costs.pp
-                least_s = np.min(seconds[split.stages] - less_s * first.scale)
+                faster_by_s = split.gap_s + windows * split.more_work_s / costs.pp
+                least_s = np.min(seconds[split.stages] - faster_by_s * first.scale)
                 self.undecided_s = min(self.undecided_s, float(least_s))
         return [(split, seconds[split.stages]) for split in fitting]
 

@@ -28,7 +28,8 @@ from meshwright.costmodel.workload import Workload
 # A step takes `m max_r t_r + x (sum_r t_r - max_r t_r) / vpp` seconds (for m micro-batches; t_r is what rank
 # r computes per micro-batch, x the schedule's bubble share), plus data-parallel and optimizer seconds that
 # grow with the most parameters on one rank. Ranks that interleave keep in step: there m times sum_v max_r
-# t_vr, the virtual stages one by one, takes the place of m max_r t_r.
+# t_vr, the virtual stages one by one, takes the place of m max_r t_r. 1F1B with one virtual stage each and
+# unlike layers is played (`_PlayedRanks`).
 #
 # The space of splits of ranks in step: `level_splits`. There the first chunk may hold the embedding alone,
 # and the last one the head, where the framework can say so. Of all others: every virtual stage has at least
@@ -1020,6 +1021,12 @@ class _OrderedRanks(_Ranks):
         return Split(stages=tuple(stages), time_s=costs.time_s(times))
 
 
+Places = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Begins and ends of parts, [n]."""
+MOST_LISTED = 1000
+"""Partitions of the layers that are played one by one, about as long as a few bounds take."""
+
+
 class _PlayedRanks(_OrderedRanks):
     """The same under 1F1B as it is played: what takes the place of a part's seconds is the longest way of a
     step that turns round at its rank (`schedules.longest_way_s`), which no split with that part is below.
@@ -1069,11 +1076,36 @@ class _PlayedRanks(_OrderedRanks):
         return table._replace(seconds=way_s, may_be=table.may_be & np.isfinite(way_s))
 
     def frontier(self, slack_s: float) -> Iterator[Split]:
-        """See the module's `frontier`."""
+        """See the module's `frontier`. Where few partitions may be fast enough, each is played."""
         low = self._least("seconds", self._only_seconds())
-        if low is not None:
-            limit_s = (self._seconds[low] + slack_s) * (1 + 1e-12)
+        if low is None:
+            return
+        first = self._split(self._only_seconds(self._seconds[low]))
+        limit_s = (first.time_s + slack_s) * (1 + ROUNDING)
+        listed = self._listed(limit_s)
+        if listed is None:
             yield from self._pareto(low, 0, limit_s)
+        else:
+            yield from self._undominated(listed, limit_s)
+
+    def _undominated(self, cuts: NDArray[np.int64], limit_s: float) -> Iterator[Split]:
+        """Of partitions [n, pp + 1] within the limit those that no other one beats in all that counts, the
+        fastest first.
+        """
+        seconds = self._played_s(cuts)
+        loads = [
+            np.max([getattr(table, name)[part] for table, part in self._by_rank(cuts)], axis=0)
+            for name in ("load", "experts")
+        ]
+        work_s = np.sum(self._works_s(cuts), axis=0)
+        counted = np.stack([seconds, *loads, -work_s * (1 - ROUNDING)], axis=1)
+        better: list[NDArray[np.float64]] = []
+        for row in np.argsort(seconds, kind="stable").tolist():
+            if seconds[row] > limit_s:
+                return
+            if not any(np.all(each <= counted[row] * (1 + ROUNDING)) for each in better):
+                better.append(counted[row])
+                yield Split(stages=_stages_of(cuts[row]), time_s=float(seconds[row]))
 
     def _pareto(self, low: int, recomputed_leading: int, limit_s: float) -> Iterator[Split]:
         """The same, going from one limit on seconds under which parameters can be fewer to the next."""
@@ -1102,57 +1134,89 @@ class _PlayedRanks(_OrderedRanks):
             nearest = int(np.argmin(np.abs(taken_s - total_s / (costs.pp - rank))))
             total_s -= float(taken_s[nearest])
             cuts.append(int(ends[nearest]))
-        own, least_s = np.array(cuts), caps.seconds * (1 + ROUNDING)
+        own, least_s = np.array(cuts), caps.seconds
         own_s = float(self._played_s(own[None])[0])
         anywhere = replace(caps, seconds=inf)
-        while own_s > least_s:
-            near = self._near(own, anywhere)
+        while own_s > least_s * (1 + ROUNDING):
+            near = self._keeping(self._near(own), anywhere)
             seconds = self._played_s(near) if len(near) else np.array([inf])
             best = int(np.argmin(seconds))
             if seconds[best] >= own_s * (1 - ROUNDING):
                 break
             own, own_s = near[best], float(seconds[best])
-        stages = tuple((int(layers),) for layers in np.diff(own))
-        ranks = zip(map(int, own[:-1]), map(int, own[1:]), strict=True)
-        work_s = sum(
-            float(self._own_s[_end_kind(costs, rank)][part]) for rank, part in enumerate(ranks)
-        )
+        every = self._listed(own_s) if own_s > least_s * (1 + ROUNDING) else None
+        if every is not None:
+            least_s = float(np.min(self._played_s(every)))
+            every = self._keeping(every, anywhere)
+            seconds = self._played_s(every)
+            own, own_s = every[np.argmin(seconds)], float(np.min(seconds))
+        work_s = float(np.sum(self._works_s(own[None])))
         return Split(
-            stages=stages,
+            stages=_stages_of(own),
             time_s=own_s,
-            gap_s=max(own_s - least_s, 0.0),
+            gap_s=max(own_s - least_s * (1 + ROUNDING), 0.0),
             more_work_s=max(self._most_s - work_s * (1 + ROUNDING), 0.0),
         )
 
-    def _near(self, cuts: NDArray[np.int64], caps: _Caps) -> NDArray[np.int64]:
+    def _listed(self, limit_s: float) -> NDArray[np.int64] | None:
+        """Every partition that has no way longer than the limit, [n, pp + 1]; None where these are many."""
+        caps = self._only_seconds(limit_s * (1 + ROUNDING))
+        within = [self._parts(rank).within(caps) for rank in range(self.costs.pp)]
+        counts = [np.zeros(self.costs.layers + 1)]
+        counts[0][-1] = 1.0
+        for may_be in reversed(within):
+            counts.append(may_be @ counts[-1])
+        if counts[-1][0] > MOST_LISTED:
+            return None
+        cuts = np.zeros((1, 1), dtype=np.int64)
+        for may_be, behind in zip(within, counts[-2::-1], strict=True):
+            row, end = np.nonzero(may_be[cuts[:, -1]] & (behind > 0))
+            cuts = np.concatenate([cuts[row], end[:, None]], axis=1)
+        return cuts
+
+    def _near(self, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Partitions with some neighbouring cuts moved by a layer, or one by two, [n, pp + 1]."""
-        moves = []
-        inner = range(1, self.costs.pp)
-        for first in inner:
+        near = []
+        for first in range(1, self.costs.pp):
             for last in range(first, self.costs.pp):
                 for by in (-2, -1, 1, 2) if last == first else (-1, 1):
-                    move = np.zeros(self.costs.pp + 1, dtype=np.int64)
-                    move[first : last + 1] = by
-                    moves.append(cuts + move)
-        near = np.array(moves).reshape(-1, self.costs.pp + 1)
-        near = near[np.all(np.diff(near, axis=1) > 0, axis=1)]
+                    moved = cuts.copy()
+                    moved[first : last + 1] += by
+                    near.append(moved)
+        moves = np.array(near).reshape(-1, self.costs.pp + 1)
+        return moves[np.all(np.diff(moves, axis=1) > 0, axis=1)]
+
+    def _by_rank(self, cuts: NDArray[np.int64]) -> Iterator[tuple[Parts, Places]]:
+        """The parts of each rank, and where partitions [n, pp + 1] have theirs."""
         for rank in range(self.costs.pp):
-            may_be = self._parts(rank).within(caps)
-            near = near[may_be[near[:, rank], near[:, rank + 1]]]
-        return near
+            yield self._parts(rank), (cuts[:, rank], cuts[:, rank + 1])
+
+    def _keeping(self, cuts: NDArray[np.int64], caps: _Caps) -> NDArray[np.int64]:
+        """Those of some partitions that keep to the caps."""
+        keep = [table.within(caps)[part] for table, part in self._by_rank(cuts)]
+        return cuts[np.all(keep, axis=0)]
+
+    def _works_s(self, cuts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds of every rank and micro-batch, [pp, n]."""
+        ends = [_end_kind(self.costs, rank) for rank in range(self.costs.pp)]
+        parts = [part for _, part in self._by_rank(cuts)]
+        return np.array([self._own_s[end][part] for end, part in zip(ends, parts, strict=True)])
 
     def _played_s(self, cuts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds of partitions [n, pp + 1] under the schedule, [n]."""
-        passes = []
-        for rank in range(self.costs.pp):
-            at = cuts[:, rank], cuts[:, rank + 1]
-            end = _end_kind(self.costs, rank)
-            backward_s = self._backward_s[end][at]
-            passes.append((self._own_s[end][at] - backward_s, backward_s))
-        forward_s, backward_s = np.moveaxis(np.array(passes), 0, -1)
-        flushes = self.costs.flushes
-        each_s = one_f_one_b_s(forward_s, backward_s, self.costs.num_micro_batches // flushes)
-        return np.asarray(flushes * each_s)
+        ends = [_end_kind(self.costs, rank) for rank in range(self.costs.pp)]
+        parts = [part for _, part in self._by_rank(cuts)]
+        backward_s = np.array(
+            [self._backward_s[end][part] for end, part in zip(ends, parts, strict=True)]
+        )
+        forward_s, flushes = self._works_s(cuts) - backward_s, self.costs.flushes
+        m = self.costs.num_micro_batches // flushes
+        return np.asarray(flushes * one_f_one_b_s(forward_s.T, backward_s.T, m))
+
+
+def _stages_of(cuts: NDArray[np.int64]) -> Stages:
+    """One virtual stage on each rank, from one place to the next."""
+    return tuple((int(layers),) for layers in np.diff(cuts))
 
 
 def _least_sums(seconds: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

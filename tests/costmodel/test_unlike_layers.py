@@ -97,7 +97,7 @@ def test_a_rank_takes_what_its_layers_take(model: ModelSpec) -> None:
         )
         passes = chunk_passes(c, ((cut,), (model.layers - cut,)), times)
         each_s = [np.ravel(x).tolist() for x in (passes.forward_s, passes.backward_s)]
-        assert np.add(*each_s) == pytest.approx(loads)
+        assert np.add(each_s[0], each_s[1]) == pytest.approx(loads)
         played = simulate(*each_s, pp=2, num_micro_batches=16)
         assert pipeline_s == pytest.approx(played.seconds)
         assert pipeline_s <= (16 * max(loads) + min(loads)) * (1 + 1e-9)
@@ -162,7 +162,7 @@ def test_one_stage_a_rank_is_played_and_no_bound_is_above_it() -> None:
         played = simulate(forward, backward, pp=pp, num_micro_batches=m).seconds
         rows = [np.array([row, row]) for row in (forward, backward)]
         both = played_s(
-            *rows, 0.0 * rows[0], pp=pp, num_micro_batches=m, schedule=Schedule.ONE_F_ONE_B
+            rows[0], rows[1], rows[1], pp=pp, num_micro_batches=m, schedule=Schedule.ONE_F_ONE_B
         )
         assert both == pytest.approx([played] * 2, rel=1e-9)
         loads = rows[0][0] + rows[1][0]
