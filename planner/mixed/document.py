@@ -45,6 +45,7 @@ from meshwright.planner.plan.document import (
     CostDoc,
     ExecutionChoice,
     ExecutionDoc,
+    ExpectedByPairs,
     LengthsDoc,
     Objective,
     Plan,
@@ -62,10 +63,7 @@ from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_fr
 
 MOST_LEADING = 6
 """Dense layers before those with experts: ways to lay them on the first ranks double with each."""
-_NOT_MIXED: Mapping[str, object] = {
-    "objective": "nominal",
-    "hybrid_cp": False,
-}
+_NOT_MIXED: Mapping[str, object] = {"hybrid_cp": False}
 """What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
 
 
@@ -86,8 +84,9 @@ class MixedRequest:
 
     @property
     def plan_alone(self) -> MixedRequest:
-        """The same without the next best plans, searched as is quickest."""
-        parts = tuple(replace(part, top_k=1, method="cp-sat") for part in self.parts)
+        """The same without the next best plans, of the least price, searched as is quickest."""
+        plain: dict[str, Any] = {"top_k": 1, "method": "cp-sat", "objective": "nominal"}
+        parts = tuple(replace(part, **plain) for part in self.parts)
         return replace(self, parts=parts)
 
     @property
@@ -169,6 +168,12 @@ def read_mixed_request(
         if allowed in str(asked) or pin in str(asked):
             what = "not for a mixed cluster: plan on one of its parts to offload activations or parameters"
             raise InputError(what, where="allow", value=allowed)
+    if options.get("objective") == "expected" and options.get("calibration") is not None:
+        what = (
+            "not for a mixed cluster with --calibration, whose posterior is of one kind of device: "
+            "leave that out, so that measured pairs of runs say what is expected, or plan on one part"
+        )
+        raise InputError(what, where="objective", value="expected")
     _refuse_what_no_framework_trains_so(options)
     time_limit_s = options.pop("time_limit_s", None)
     if "top" in options:
@@ -337,6 +342,9 @@ class MixedPlan(ClosedDocument):
     installs: list[SoftwareNeed] = Field(default_factory=list)
     """What a pipeline through parts needs beside the framework, chosen or pinned."""
     predicted: MixedPredicted | None
+    expected_by_pairs: ExpectedByPairs | None = left_out_at(None)
+    """Where the least expected step was asked; corrections of a pipeline are those of the part where they add
+    most."""
     choices: list[ExecutionChoice] | None = left_out_at(None)
     """What each execution choice of a pipeline through parts brings: the best plan without it, on any parts;
     left out where that was not asked."""

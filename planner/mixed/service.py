@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations
 from math import inf
 from pathlib import Path
@@ -19,6 +19,11 @@ from meshwright.costmodel.data_parallel import LEAST_GAIN
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.lengths import PackedLengths
+from meshwright.costmodel.measured_settings import (
+    GainCorrections,
+    gain_corrections,
+    priced_settings,
+)
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
@@ -73,11 +78,14 @@ from meshwright.planner.plan.assemble import (
     software_needs,
     training_warnings,
 )
-from meshwright.planner.plan.best_plan import written_model
+from meshwright.planner.plan.best_plan import degrees_of, setting_corrections, written_model
 from meshwright.planner.plan.document import (
     ExecutionChoice,
+    ExpectedByPairs,
     Plan,
+    PromisedStep,
     Scenario,
+    SettingCorrection,
     Status,
     with_digest,
     without_later_choices,
@@ -158,6 +166,10 @@ class MixedSearch:
     progress: Callable[[str], None] = lambda _: None
     rivals_s: Sequence[float] = ()
     """Prices of plans on single parts, where more than one plan is asked for."""
+    corrections: Sequence[GainCorrections] = ()
+    """What measured pairs say on the device of each part: prices times that count then, of the part where it
+    is most, as a pipeline runs at the pace of its slowest part. None without any.
+    """
     outcome: MixedOutcome = field(default_factory=MixedOutcome)
     _priced: set[tuple[Execution, Layout, Composition]] = field(default_factory=set)
 
@@ -169,17 +181,17 @@ class MixedSearch:
         outcome, rows, position = self.outcome, PromisingRows(), 0
         try:
             rows = promising_rows(
-                self.request, self.cutoff_s, self._look_at_clock, self._price_first
+                self.request, self._cutoff_by_price_s, self._look_at_clock, self._price_first
             )
             outcome.rows = len(rows)
-            while position < len(rows) and rows[position].bound_s < self._limit_s:
+            while position < len(rows) and rows[position].bound_s < self._cutoff_by_price_s:
                 self._price(rows[position])
                 position += 1
             outcome.lower_bound_s = self._limit_s
             outcome.status = "optimal" if outcome.best is not None else "infeasible"
         except OutOfTimeError:
             outcome.waiting = rows[position : position + _MOST_WAITING]
-            left = [row.bound_s for row in outcome.waiting[:1]]
+            left = [row.bound_s * self._least_factor for row in outcome.waiting[:1]]
             outcome.lower_bound_s = min([*left, self._limit_s]) if rows else None
             outcome.status = "feasible" if outcome.best is not None else "unknown"
         if outcome.lower_bound_s == inf:
@@ -218,9 +230,28 @@ class MixedSearch:
     @property
     def _limit_s(self) -> float:
         """What a kernel must beat: the best plan, or the slowest of as many as are asked for."""
-        prices_s = [each.price_s for each in self.outcome.best_priced]
+        prices_s = [self._counted_s(each) for each in self.outcome.best_priced]
         prices_s = sorted([*self.rivals_s, *prices_s, self.cutoff_s])
         return prices_s[self.request.top_k - 1] if len(prices_s) >= self.request.top_k else inf
+
+    @property
+    def _cutoff_by_price_s(self) -> float:
+        """No pipeline whose price is this or more counts as less than the limit."""
+        return self._limit_s / self._least_factor
+
+    @cached_property
+    def _least_factor(self) -> float:
+        return max((each.least for each in self.corrections), default=1.0)
+
+    def _factor(self, execution: Execution, layout: Layout) -> float:
+        """What counts of a layout's price."""
+        if not self.corrections:
+            return 1.0
+        return most_corrected(self.request, self.corrections, execution, layout)[0]
+
+    def _counted_s(self, kernel: MixedKernel) -> float:
+        """The price of a kernel, corrected where that counts."""
+        return kernel.price_s * self._factor(kernel.execution, kernel.layout)
 
     def _look_at_clock(self) -> None:
         if time.monotonic() > self.deadline:
@@ -231,10 +262,10 @@ class MixedSearch:
         before, position = self.outcome.priced, 0
         while position < len(rows) and self.outcome.priced < before + _FIRST_PRICED:
             row = rows[position]
-            if row.bound_s >= self._limit_s or self._price(row):
+            if row.bound_s >= self._cutoff_by_price_s or self._price(row):
                 break
             position += 1
-        return self._limit_s
+        return self._cutoff_by_price_s
 
     def _price(self, row: PromisingRow) -> bool:
         """Prices a row exactly, unless that was done or cannot bring anything; whether it has a price."""
@@ -244,9 +275,12 @@ class MixedSearch:
             return False
         if not self._maker.gains_by_grouping(row):
             return False
+        limit_s = self._limit_s / self._factor(row.execution, row.layout)
+        if row.bound_s >= limit_s:
+            return False
         self._priced.add(key)
         kernel = self._maker.kernel(row)
-        kernel.price = self._within_cuts(kernel, kernel.best_split(self._limit_s))
+        kernel.price = self._within_cuts(kernel, kernel.best_split(limit_s))
         self.outcome.priced += 1
         if kernel.price is None:
             return False
@@ -273,10 +307,10 @@ class MixedSearch:
         """Takes a kernel among the best."""
         priced = self.outcome.best_priced
         equal = [each for each in priced if _launch_of(each) == _launch_of(kernel)]
-        if any(each.price_s <= kernel.price_s for each in equal):
+        if any(self._counted_s(each) <= self._counted_s(kernel) for each in equal):
             return
         unlike = [each for each in priced if each not in equal]
-        priced[:] = sorted([*unlike, kernel], key=lambda each: each.price_s)
+        priced[:] = sorted([*unlike, kernel], key=self._counted_s)
         del priced[self.request.top_k :]
         self.outcome.best = priced[0]
 
@@ -288,6 +322,7 @@ def through_parts(
     *,
     progress: Callable[[str], None] | None = None,
     rivals_s: Sequence[float] = (),
+    corrections: Sequence[GainCorrections] = (),
 ) -> MixedOutcome:
     """The fastest pipeline through all parts of a request, by the method that it asks for.
 
@@ -295,7 +330,7 @@ def through_parts(
     ----------
     request
         What to plan.
-    cutoff_s, deadline, progress, rivals_s
+    cutoff_s, deadline, progress, rivals_s, corrections
         As `MixedSearch` has them.
 
     Raises
@@ -303,12 +338,45 @@ def through_parts(
     InputError
         If every pipeline is to be priced, and there are too many.
     """
-    if request.first.method == "exhaustive":
+    if request.first.method == "exhaustive" and not corrections:
         return MixedSearch(request, inf, deadline).run_through_all(cutoff_s)
     search = MixedSearch(
-        request, cutoff_s, deadline, progress=progress or _silent, rivals_s=rivals_s
+        request,
+        cutoff_s,
+        deadline,
+        progress=progress or _silent,
+        rivals_s=rivals_s,
+        corrections=corrections,
     )
     return search.run()
+
+
+def most_corrected(
+    request: MixedRequest,
+    corrections: Sequence[GainCorrections],
+    execution: Execution,
+    layout: Layout,
+) -> tuple[float, list[SettingCorrection]]:
+    """What measured pairs make of a pipeline's step on the part where they add most, and its settings there.
+
+    Parameters
+    ----------
+    request
+        Whose parts all run the pipeline.
+    corrections
+        Of each part.
+    execution
+        As searched.
+    layout
+        Plain numbers.
+    """
+    settings = [
+        priced_settings(part.workload(execution.of_layout(layout)), layout)
+        for part in request.parts
+    ]
+    pairs = list(zip(corrections, settings, strict=True))
+    slowest, own = max(pairs, key=lambda pair: pair[0].of(pair[1]))
+    return slowest.of(own), setting_corrections(slowest, own)
 
 
 def _cut_uses(request: MixedRequest, kernel: MixedKernel, price: MixedPrice) -> dict[str, float]:
@@ -326,6 +394,8 @@ def _launch_of(kernel: MixedKernel) -> tuple[Execution, Layout, Composition]:
 
 _SHARE_ALONE = 0.25
 """Of a time limit, at most, for the best plan on one part."""
+_SHARE_BY_PRICE = 0.6
+"""Of a time limit, until when pipelines of the least price are sought where the expected step counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,6 +437,98 @@ def make_mixed_plan(
         If the plan fails its own verification: a fault of the planner.
     """
     began = time.monotonic()
+    searched = _searched(request, progress, began)
+    picked, outcomes = searched.picked(request), [each for _, each in searched.outcomes]
+    bounds = [_least_s(plan.status, plan.objective.lower_bound_s) for plan in searched.alone]
+    bounds += [_least_s(each.status, each.lower_bound_s) for each in outcomes]
+    bound_s = None if None in bounds else min(bound for bound in bounds if bound is not None)
+    step_s, kernel = picked.step_s, picked.kernel
+    objective = objective_of(
+        None if step_s == inf else step_s, None if bound_s in (None, inf) else bound_s
+    )
+    least_cut_use = min(outcome.least_cut_use for outcome in outcomes)
+    document = MixedPlan(
+        status=_status(step_s, bound_s),
+        objective=objective,
+        runs_on=[] if picked.part is None else [request.name_of(picked.part)],
+        layout=None,
+        execution=None,
+        predicted=None,
+        expected_by_pairs=picked.expected,
+        warnings=[] if step_s < inf else list(overfull_cuts(request.first, least_cut_use)),
+        ranks=[],
+        nodes=[],
+        alone=[_alone_document(request, part, plan) for part, plan in enumerate(searched.alone)],
+        solver=_solver_document(request, outcomes, time.monotonic() - began),
+        cluster=request.cluster,
+        inputs=request.first.inputs(),
+    )
+    if kernel is not None and kernel.price is not None:
+        document = _through_parts(document, picked.request, kernel, kernel.price)
+    document = _with_alternatives(document, searched.rivals, searched.outcomes, request.top_k)
+    if model_file is not None:
+        is_listed = request.first.method == "exhaustive"
+        model = None if is_listed else _model_of(request, searched, step_s)
+        why = written_model(request.first, model, model_file)
+        words = [] if why is None else [why]
+        document = document.model_copy(update={"warnings": [*document.warnings, *words]})
+    request = request.plan_alone
+    if document.layout is not None:
+        if choices:
+            if progress is not None:
+                progress(f"{step_s:.4g} s a step; its choices one by one")
+            document = _with_choices(request, document, searched.deadline)
+        if robustness:
+            if progress is not None:
+                progress(f"{step_s:.4g} s a step; errors of the prediction")
+            document = _with_robustness(request, document, searched.deadline)
+    document = with_digest(document)
+    verify_mixed(document)
+    single = None if picked.part is None else with_digest(searched.alone[picked.part])
+    return MixedResult(document=document, alone=single)
+
+
+class _Picked(NamedTuple):
+    """What the plan is: a part alone, or a pipeline through the parts of a request, or nothing."""
+
+    step_s: float
+    """Infinite without one."""
+    part: int | None
+    request: MixedRequest
+    kernel: MixedKernel | None
+    expected: ExpectedByPairs | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Searched:
+    """The best plan of each part alone, and how the searches for pipelines through several ended."""
+
+    alone: list[Plan]
+    rivals: list[dict[str, object]]
+    """Plans on parts alone, as alternatives are written."""
+    outcomes: list[tuple[MixedRequest, MixedOutcome]]
+    """By the parts that pipelines run through."""
+    deadline: float
+    """On the clock of `time.monotonic`."""
+
+    def picked(self, request: MixedRequest) -> _Picked:
+        """The plan of the least price, or of the least expected step where that is asked."""
+        prices_s = [plan.objective.step_time_s or inf for plan in self.alone]
+        chosen, outcome = min(self.outcomes, key=lambda pair: pair[1].price_s)
+        least_s = min(*prices_s, outcome.price_s)
+        if least_s == inf:
+            return _Picked(inf, None, request, None)
+        if request.first.objective == "expected":
+            return _by_pairs(request, self)
+        if least_s in prices_s:
+            return _Picked(least_s, prices_s.index(least_s), request, None)
+        return _Picked(least_s, None, chosen, outcome.best)
+
+
+def _searched(
+    request: MixedRequest, progress: Callable[[str], None] | None, began: float
+) -> _Searched:
+    """Each part alone, then every pipeline through several; `began` is when, on the clock of `monotonic`."""
     limit_s = request.time_limit_s
     own_limit_s = None if limit_s is None else _SHARE_ALONE * limit_s
     if request.first.method == "exhaustive":
@@ -376,69 +538,21 @@ def make_mixed_plan(
     if progress is not None:
         progress("each part alone")
     alone = side_by_side([partial(_alone, part, own_limit_s) for part in request.parts])
-    prices = [plan.objective.step_time_s or inf for plan in alone]
-    best_alone_s = min(prices)
     deadline = inf if limit_s is None else began + 0.95 * limit_s
     rivals = [
         each for part, plan in enumerate(alone) for each in _rivals_alone(request, part, plan)
     ]
     rivals_s = sorted(float(str(each["step_time_s"])) for each in rivals)
     cutoff_s = rivals_s[request.top_k - 1] if len(rivals_s) >= request.top_k else inf
+    until = deadline
+    if limit_s is not None and request.first.objective == "expected":
+        # Behind the search for the least price comes that for the least expected step.
+        until = began + _SHARE_BY_PRICE * limit_s
     outcomes = []
     for chosen in _choices_of_parts(request):
-        found = through_parts(chosen, cutoff_s, deadline, progress=progress, rivals_s=rivals_s)
+        found = through_parts(chosen, cutoff_s, until, progress=progress, rivals_s=rivals_s)
         outcomes.append((chosen, found))
-    chosen, outcome = min(outcomes, key=lambda pair: pair[1].price_s)
-    bounds = [_least_s(plan.status, plan.objective.lower_bound_s) for plan in alone]
-    bounds += [_least_s(each.status, each.lower_bound_s) for _, each in outcomes]
-    bound_s = None if None in bounds else min(bound for bound in bounds if bound is not None)
-    step_s = min(best_alone_s, outcome.price_s)
-    single = None
-    if best_alone_s <= outcome.price_s and best_alone_s < inf:
-        single = with_digest(alone[prices.index(best_alone_s)])
-    objective = objective_of(
-        None if step_s == inf else step_s, None if bound_s in (None, inf) else bound_s
-    )
-    document = MixedPlan(
-        status=_status(step_s, bound_s),
-        objective=objective,
-        runs_on=[] if single is None else [request.name_of(prices.index(best_alone_s))],
-        layout=None,
-        execution=None,
-        predicted=None,
-        warnings=[]
-        if step_s < inf
-        else list(overfull_cuts(request.first, _least_cut_use(outcomes))),
-        ranks=[],
-        nodes=[],
-        alone=[_alone_document(request, part, plan) for part, plan in enumerate(alone)],
-        solver=_solver_document(request, [each for _, each in outcomes], time.monotonic() - began),
-        cluster=request.cluster,
-        inputs=request.first.inputs(),
-    )
-    is_through = outcome.price_s < best_alone_s
-    if is_through and outcome.best is not None and outcome.best.price is not None:
-        document = _through_parts(document, chosen, outcome.best, outcome.best.price)
-    document = _with_alternatives(document, rivals, outcomes, request.top_k)
-    if model_file is not None:
-        is_listed = request.first.method == "exhaustive"
-        model = None if is_listed else _model_of(request, outcomes, alone, step_s)
-        why = written_model(request.first, model, model_file)
-        words = [] if why is None else [why]
-        document = document.model_copy(update={"warnings": [*document.warnings, *words]})
-    request = request.plan_alone
-    if document.layout is not None:
-        if choices:
-            if progress is not None:
-                progress(f"{step_s:.4g} s a step; its choices one by one")
-            document = _with_choices(request, document, deadline)
-        if robustness:
-            if progress is not None:
-                progress(f"{step_s:.4g} s a step; errors of the prediction")
-            document = _with_robustness(request, document, deadline)
-    document = with_digest(document)
-    verify_mixed(document)
-    return MixedResult(document=document, alone=single)
+    return _Searched(alone=alone, rivals=rivals, outcomes=outcomes, deadline=deadline)
 
 
 def _alone(part: PlanRequest, limit_s: float | None) -> Plan:
@@ -485,8 +599,10 @@ def _with_alternatives(
             each = _alternative(layout, kernel.execution.of_layout(price.layout), price.step_time_s)
             ranks = {request.name_of(part): count for part, count in kernel.composition}
             every.append({**each, "runs_on": list(ranks), "ranks_on": list(ranks.values())})
-    every.sort(key=lambda each: float(str(each["step_time_s"])))
     best_s = document.objective.step_time_s
+    # What is faster than the plan of the least expected step is no next best one.
+    every = [each for each in every if float(str(each["step_time_s"])) >= best_s]
+    every.sort(key=lambda each: float(str(each["step_time_s"])))
     next_best = [
         {**each, "slower_pct": 100.0 * (float(str(each["step_time_s"])) / best_s - 1.0)}
         for each in every[1:top_k]
@@ -499,9 +615,67 @@ def _with_alternatives(
     )
 
 
-def _least_cut_use(outcomes: Sequence[tuple[MixedRequest, MixedOutcome]]) -> float:
-    """Of all pipelines that are out as they fill a cut; infinite without any."""
-    return min(outcome.least_cut_use for _, outcome in outcomes)
+# The plan of the least expected step: what measured pairs of runs correct of settings, times the price.
+
+
+def _by_pairs(request: MixedRequest, searched: _Searched) -> _Picked:
+    """The least expected step, of a part alone or a pipeline, beside the fastest plan."""
+    on_parts = [plan.expected_by_pairs for plan in searched.alone]
+    least_s = min((each.chosen.expected_step_time_s for each in on_parts if each), default=inf)
+    rows: list[tuple[PromisedStep, _Picked]] = []
+    bounds: list[float | None] = []
+    for part, each in enumerate(on_parts):
+        if each is None:
+            bounds.append(inf if searched.alone[part].status == "infeasible" else None)
+            continue
+        bounds.append(each.lower_bound_s)
+        for promised in (each.chosen, each.fastest):
+            words = f"{promised.plan} on {request.name_of(part)}"
+            picked = _Picked(promised.step_time_s, part, request, None)
+            rows.append((promised.model_copy(update={"plan": words}), picked))
+    for chosen, by_price in searched.outcomes:
+        corrections = [gain_corrections(part.workload()) for part in chosen.parts]
+        found = through_parts(chosen, least_s, searched.deadline, corrections=corrections)
+        bounds.append(_least_s(found.status, found.lower_bound_s))
+        for kernel in (found.best, by_price.best):
+            if kernel is not None and kernel.price is not None:
+                picked = _Picked(kernel.price_s, None, chosen, kernel)
+                rows.append((_promise(chosen, corrections, kernel, kernel.price), picked))
+    fastest = min(rows, key=lambda row: row[0].step_time_s)
+    best = min(rows, key=lambda row: row[0].expected_step_time_s)
+    expected_s = best[0].expected_step_time_s
+    if fastest[0].expected_step_time_s <= expected_s * (1.0 + ROUNDING):
+        best, expected_s = fastest, fastest[0].expected_step_time_s
+    bound_s = None if None in bounds else min(bound for bound in bounds if bound is not None)
+    is_proven = bound_s is not None and bound_s >= expected_s * (1.0 - ROUNDING)
+    bound_s = None if bound_s is None else min(bound_s, expected_s)
+    document = ExpectedByPairs(
+        chosen=best[0],
+        fastest=fastest[0],
+        same_as_fastest=best is fastest,
+        lower_bound_s=bound_s,
+        gap=None if bound_s is None else (expected_s - bound_s) / expected_s,
+        proven=is_proven,
+    )
+    return best[1]._replace(expected=document)
+
+
+def _promise(
+    request: MixedRequest,
+    corrections: Sequence[GainCorrections],
+    kernel: MixedKernel,
+    price: MixedPrice,
+) -> PromisedStep:
+    """What price and pairs promise of a pipeline."""
+    factor, settings = most_corrected(request, corrections, kernel.execution, kernel.layout)
+    layout = Priced(layout=price.layout, matrix={}, stages=price.stages, step_time_s=inf)
+    parts = " then ".join(request.name_of(part) for part, _ in kernel.composition)
+    return PromisedStep(
+        plan=f"{degrees_of(layout)} through {parts}",
+        step_time_s=price.step_time_s,
+        expected_step_time_s=price.step_time_s * factor,
+        corrections=settings,
+    )
 
 
 def _silent(_: str) -> None:
@@ -651,12 +825,7 @@ def _band(segments: list[Segment]) -> ErrorBandDoc:
 # A rank holds what its part's memory lacks of the largest, too, as the rows have one limit.
 
 
-def _model_of(
-    request: MixedRequest,
-    outcomes: Sequence[tuple[MixedRequest, MixedOutcome]],
-    alone: Sequence[Plan],
-    step_s: float,
-) -> KernelModel | None:
+def _model_of(request: MixedRequest, searched: _Searched, step_s: float) -> KernelModel | None:
     """The choice among plans on parts alone and pipelines through several; None where nothing was priced.
 
     `step_s` is the plan's: what has no price yet must be faster.
@@ -664,10 +833,10 @@ def _model_of(
     largest = _Largest.of(request)
     rows = [
         _alone_combination(request, part, plan, largest)
-        for part, plan in enumerate(alone)
+        for part, plan in enumerate(searched.alone)
         if plan.layout is not None and plan.mapping is not None
     ]
-    for chosen, outcome in outcomes:
+    for chosen, outcome in searched.outcomes:
         maker = KernelMaker(chosen)
         rows += [_combination(chosen, kernel, price, largest) for kernel, price in outcome.known]
         for row in outcome.waiting:
@@ -837,7 +1006,8 @@ def _with_choices(request: MixedRequest, document: MixedPlan, deadline: float) -
             pinned = replace(request, parts=tuple(part for part in parts if part is not None))
             tasks.append(partial(_without, pinned, document, choice, value, deadline))
     gains = sorted(side_by_side(tasks), key=gain_of, reverse=True)
-    warnings = [*document.warnings, *_faster_on_parts(document, gains)]
+    faster = [] if document.expected_by_pairs else list(_faster_on_parts(document, gains))
+    warnings = [*document.warnings, *faster]
     return document.model_copy(update={"choices": gains, "warnings": warnings})
 
 

@@ -34,7 +34,7 @@ from meshwright.planner.mixed.document import (
     RankDoc,
     stage_gpus,
 )
-from meshwright.planner.plan.verify import length_faults, wish_faults
+from meshwright.planner.plan.verify import faults_of_pairs, length_faults, wish_faults
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
 
 # What a plan on a mixed cluster states of its proof and of each part alone, held against itself.
@@ -101,7 +101,8 @@ def _one_alone_faults(plan: MixedPlan, alone: AloneDoc) -> Iterator[str]:
     where = f"alone, {alone.part}"
     if (step_s is not None) != (alone.status in ("optimal", "feasible")):
         yield f"{where}: status {alone.status} with a step of {step_s} s"
-    if step_s is not None and (price_s is None or price_s > step_s):
+    is_fastest = plan.expected_by_pairs is None
+    if step_s is not None and (price_s is None or (is_fastest and price_s > step_s)):
         yield f"{where}: {step_s} s a step, less than the plan's {price_s}"
     if step_s is not None and own_bound_s is not None and own_bound_s > step_s:
         yield f"{where}: lower bound {own_bound_s} above its step of {step_s} s"
@@ -157,6 +158,7 @@ def mixed_faults(plan: MixedPlan) -> Iterator[str]:
     yield from objective_faults(plan)
     yield from alone_faults(plan)
     yield from _alternative_faults(plan)
+    yield from faults_of_pairs(plan.expected_by_pairs, plan.objective.step_time_s)
     first = plan.cluster.parts[0]
     if plan.inputs.gpus != first.gpus:
         yield f"inputs.gpus is {plan.inputs.gpus}, the first part has {first.gpus}"

@@ -8,7 +8,7 @@ gradient buckets, every choice of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -272,14 +272,15 @@ def _prices(
 def _words(plan: Priced, nominal: Priced) -> str:
     """The degrees of a plan, and what else sets it apart from the nominal winner."""
     settings, usual = _settings(plan), _settings(nominal)
-    words = _degrees(plan)
+    words = degrees_of(plan)
     further = [name for name in settings if settings[name] != usual[name] and name not in _NAMED]
     if not further and plan.layout == nominal.layout:
         return f"{words}, another mapping or split of the layers"
     return ", ".join([words, *(f"{name} {_value(settings[name])}" for name in further)])
 
 
-def _degrees(plan: Priced) -> str:
+def degrees_of(plan: Priced) -> str:
+    """The degrees of a plan in words, those of `DOUBLED`."""
     settings = _settings(plan)
     return " ".join(f"{name} {settings[name]}" for name in DOUBLED)
 
@@ -380,17 +381,24 @@ def _promised(
 ) -> PromisedStep:
     settings = priced_settings(_as_run(request, plan), plan.layout)
     return PromisedStep(
-        plan=_degrees(plan) if plan is beside else _words(plan, beside),
+        plan=degrees_of(plan) if plan is beside else _words(plan, beside),
         step_time_s=plan.step_time_s,
         expected_step_time_s=expected_s,
-        corrections=[
-            SettingCorrection(
-                setting=name, factor=shift.factor, deviation=shift.deviation, pairs=shift.pairs
-            )
-            for name, shift in corrections.shifts.items()
-            if name in settings
-        ],
+        corrections=setting_corrections(corrections, settings),
     )
+
+
+def setting_corrections(
+    corrections: GainCorrections, settings: Collection[str]
+) -> list[SettingCorrection]:
+    """What is corrected of a run with some settings, in the order of the corrections."""
+    return [
+        SettingCorrection(
+            setting=name, factor=shift.factor, deviation=shift.deviation, pairs=shift.pairs
+        )
+        for name, shift in corrections.shifts.items()
+        if name in settings
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.mapping.pricing import largest_cut_use
-from meshwright.planner.plan.document import LengthsDoc, Mapping, Plan
+from meshwright.planner.plan.document import ExpectedByPairs, LengthsDoc, Mapping, Plan
 from meshwright.planner.plan.texts import Setup, priced_of, setup_of
 from meshwright.planner.request.choices import IDLE_GPUS, is_forbidden
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
@@ -36,7 +36,7 @@ def verify(request: PlanRequest, plan: Plan) -> None:
 def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     """Everything that is wrong with a plan, in words."""
     yield from _objective_faults(plan)
-    yield from _faults_of_pairs(plan)
+    yield from faults_of_pairs(plan.expected_by_pairs, plan.objective.step_time_s)
     yield from _cost_faults(plan)
     if plan.predicted is not None:
         predicted = plan.predicted
@@ -79,12 +79,18 @@ def _objective_faults(plan: Plan) -> Iterator[str]:
         yield f"called optimal at price {price} and bound {bound}"
 
 
-def _faults_of_pairs(plan: Plan) -> Iterator[str]:
-    """What the document says of measured pairs that its own price, factors and bound do not."""
-    expected = plan.expected_by_pairs
+def faults_of_pairs(expected: ExpectedByPairs | None, price: float | None) -> Iterator[str]:
+    """What a document says of measured pairs that its own price, factors and bound do not.
+
+    Parameters
+    ----------
+    expected
+        None where nothing is said.
+    price
+        The step of the plan, seconds.
+    """
     if expected is None:
         return
-    price = plan.objective.step_time_s
     if price is None or not _same(expected.chosen.step_time_s, price):
         yield f"the plan by pairs takes {expected.chosen.step_time_s} s, the objective says {price}"
     for promised in (expected.chosen, expected.fastest):

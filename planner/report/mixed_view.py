@@ -20,6 +20,8 @@ from meshwright.planner.report.plan_page import Written, banded_cards, breakdown
 from meshwright.planner.report.plan_view import (
     STATUS_STYLES,
     alternatives_view,
+    expected_by_pairs_text,
+    expected_by_pairs_view,
     installs_text,
     layout_line,
     lengths_text,
@@ -83,6 +85,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
             ("installs", _installs(plan, predicted)),
             ("host", host),
             ("lengths", optional(plan.lengths, lengths_text)),
+            ("expected", optional(plan.expected_by_pairs, expected_by_pairs_text)),
             ("execution", _execution_text(plan)),
         ]
     elif objective.step_time_s is not None:
@@ -107,6 +110,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
         *lengths_view(plan.lengths),
         *([] if predicted is None else breakdown_view(predicted.breakdown_s)),
         *robustness_view(plan.robustness, plan.inputs),
+        *expected_by_pairs_view(plan.expected_by_pairs),
         *mixed_proof_view(plan),
     ]
 

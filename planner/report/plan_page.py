@@ -350,7 +350,11 @@ def _proof_section(plan: Plan) -> Section:
             words += f"Likely is as 90 % of {count(band.rows)} measured steps on {band.basis}."
     robustness = robustness_view(plan.robustness, plan.inputs)
     view = [*evidence_view(plan, is_full=False), *robustness, *binding_view(plan.binding)]
-    view += [*expected_view(plan), *expected_by_pairs_view(plan), *proof_view(plan)]
+    view += [
+        *expected_view(plan),
+        *expected_by_pairs_view(plan.expected_by_pairs),
+        *proof_view(plan),
+    ]
     return Section(
         key="proof",
         title="How sure it is",

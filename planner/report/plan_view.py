@@ -463,7 +463,7 @@ def plan_view(plan: Plan) -> View:
     view += [
         *robustness_view(plan.robustness, plan.inputs),
         *expected_view(plan),
-        *expected_by_pairs_view(plan),
+        *expected_by_pairs_view(plan.expected_by_pairs),
     ]
     return [*view, *alternatives_view(plan.alternatives, plan=plan), *proof_view(plan)]
 
@@ -672,9 +672,8 @@ def expected_by_pairs_text(expected: ExpectedByPairs) -> str:
     )
 
 
-def expected_by_pairs_view(plan: Plan) -> View:
+def expected_by_pairs_view(expected: ExpectedByPairs | None) -> View:
     """What measured pairs correct of both plans."""
-    expected = plan.expected_by_pairs
     if expected is None:
         return []
     view: View = [Heading("What measured pairs of runs make of the step")]
