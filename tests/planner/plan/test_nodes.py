@@ -248,7 +248,9 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(InputError, match="no host list"):
         limited_to_nodes(cluster, "n0-[00")
     hosts = tmp_path / "hostfile"
-    hosts.write_text("# mine\nn0-00 slots=8\nn1-02\tslots=8 max_slots=8  # both\n", encoding="utf-8")
+    hosts.write_text(
+        "# mine\nn0-00 slots=8\nn1-02\tslots=8 max_slots=8  # both\n", encoding="utf-8"
+    )
     assert limited_to_nodes(cluster, str(hosts)).gpus == 16
     hosts.write_text("n0-00 slots=8\nn1-02 slots=4\n", encoding="utf-8")
     with pytest.raises(InputError, match="n1-02 has 8 free GPUs, not 4"):
