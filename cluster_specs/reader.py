@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from meshwright.cluster_specs.allocation import check_gpus, only_nodes
 from meshwright.cluster_specs.importers.facts import expand
 from meshwright.cluster_specs.schema import XGMI, ClusterSpec, DeviceSpec, Medium
+from meshwright.cluster_specs.tiers import free_by_name
 from meshwright.documents import (
     LARGE_FILE_BYTES,
     ClosedDocument,
@@ -452,9 +453,10 @@ class MixedClusterSpec(ClosedDocument):
         return sum(part.gpus for part in self.parts)
 
     @property
-    def node_names(self) -> set[str]:
-        """The nodes that its parts list."""
-        return {node.name for part in self.parts for node in part.cluster.nodes}
+    def free_by_name(self) -> dict[str, int]:
+        """Free GPUs of the nodes that its parts list."""
+        parts = (free_by_name(part.cluster) for part in self.parts)
+        return {name: gpus for nodes in parts for name, gpus in nodes.items()}
 
     def only_nodes(self, names: Collection[str]) -> MixedClusterSpec:
         """The same parts with only the nodes of these names, without parts that none of them is of.
@@ -474,8 +476,8 @@ class MixedClusterSpec(ClosedDocument):
             what = f"part {unlisted[0]!r} of {self.name} lists no nodes to choose from: give them in its file"
             raise InputError(what, where="nodes")
         for name in names:
-            if name not in self.node_names:
-                near = suggestion(name, self.node_names)
+            if name not in self.free_by_name:
+                near = suggestion(name, self.free_by_name)
                 what = f"no part of {self.name} has a node {shown(name)}{near}"
                 raise InputError(what, where="nodes")
         kept = []

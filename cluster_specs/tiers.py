@@ -57,6 +57,11 @@ def free_of(node: NodeSpec, gpus_per_node: int) -> int:
     return gpus_per_node if node.free_gpus is None else node.free_gpus
 
 
+def free_by_name(cluster: ClusterSpec) -> dict[str, int]:
+    """Free GPUs of the nodes that a cluster lists."""
+    return {node.name: free_of(node, cluster.gpus_per_node) for node in cluster.nodes}
+
+
 def leaves_are_domains(cluster: ClusterSpec) -> bool:
     """Whether the leaves of listed nodes are scale-up domains: racks of several nodes, no leaf larger."""
     if cluster.nvlink_domain <= cluster.gpus_per_node:

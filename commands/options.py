@@ -442,7 +442,9 @@ def batch_options(command: Command) -> Command:
             help="With ray: auto, or HOST:PORT; else a cluster of its own.",
         ),
         click.option("--resume", is_flag=True, help="Go on with the batch in the folder."),
-        click.option("--force", is_flag=True, help="Begin anew in place of the batch in the folder."),
+        click.option(
+            "--force", is_flag=True, help="Begin anew in place of the batch in the folder."
+        ),
         click.option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
         default_option("--format formats", str, "csv,json", None, "Or parquet."),
         *_cost_options(),

@@ -873,7 +873,7 @@ def _parts(options: FleetOptions) -> list[FleetPart]:
         what = "a mixed cluster's own file says how many GPUs each part has"
         raise InputError(what, where="--gpus", value=options.gpus)
     for name in busy:
-        check_choice(name, mixed.node_names, "--busy", "no part lists this node")
+        check_choice(name, mixed.free_by_name, "--busy", "no part lists this node")
     names = [mixed.name_of(index) for index in range(len(mixed.parts))]
     clusters = {name: mixed.part(name) for name in names}
     return [

@@ -135,7 +135,7 @@ def read_mixed_request(
         If a name, a file or an option cannot be used, or the model has too many dense layers in front.
     """
     spec = cluster if isinstance(cluster, MixedClusterSpec) else read_mixed_cluster(cluster)
-    names = named_nodes(options.pop("nodes", None), spec.node_names)
+    names = named_nodes(options.pop("nodes", None), spec.free_by_name)
     if names is not None:
         spec = spec.only_nodes(names)
     spec.check_pipeline()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from os import PathLike
@@ -15,6 +16,7 @@ from meshwright.cluster_specs.allocation import allocated_gpus, only_nodes
 from meshwright.cluster_specs.importers.facts import expand
 from meshwright.cluster_specs.reader import MOST_NODES, cluster_names, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.tiers import free_by_name
 from meshwright.costmodel.calibration import Calibration, constants_digest
 from meshwright.documents import (
     LARGE_FILE_BYTES,
@@ -317,20 +319,21 @@ def limited_to_nodes(cluster: ClusterSpec, nodes: str | Collection[str] | None) 
     """
     names = nodes
     if nodes is None or isinstance(nodes, str):
-        names = named_nodes(nodes, {node.name for node in cluster.nodes})
+        names = named_nodes(nodes, free_by_name(cluster))
     return cluster if names is None else only_nodes(cluster, names)
 
 
-def named_nodes(nodes: str | None, listed_names: Collection[str]) -> list[str] | None:
+def named_nodes(nodes: str | None, listed_gpus: Mapping[str, int]) -> list[str] | None:
     """The names of a host list.
 
     Parameters
     ----------
     nodes
-        A Slurm host list such as `rack[0-1]n[00-15]`, or a file with one or several a line. When None, the
-        nodes of the Slurm job that this runs in ($SLURM_JOB_NODELIST), where any nodes are listed.
-    listed_names
-        The nodes that there are, each once.
+        A Slurm host list such as `rack[0-1]n[00-15]`, or a file with one or several a line; `slots=N` behind
+        a host, as DeepSpeed and Open MPI read it, must be its free GPUs. When None, the nodes of the Slurm
+        job that this runs in ($SLURM_JOB_NODELIST), where any nodes are listed.
+    listed_gpus
+        The nodes that there are, with their free GPUs.
 
     Returns
     -------
@@ -340,14 +343,15 @@ def named_nodes(nodes: str | None, listed_names: Collection[str]) -> list[str] |
     Raises
     ------
     InputError
-        If the text is no host list, or the Slurm job has a node that is not listed.
+        If the text is no host list, a host has other slots than free GPUs, or the Slurm job has a node that
+        is not listed.
     """
     if nodes is None:
         job = os.environ.get("SLURM_JOB_NODELIST")
-        if not job or not listed_names:
+        if not job or not listed_gpus:
             return None
         names = _expanded(job, "SLURM_JOB_NODELIST")
-        others = [name for name in names if name not in listed_names]
+        others = [name for name in names if name not in listed_gpus]
         if others:
             more = f" (nor {len(others) - 1} of its other nodes)" if others[1:] else ""
             raise InputError(
@@ -360,8 +364,25 @@ def named_nodes(nodes: str | None, listed_names: Collection[str]) -> list[str] |
     text = nodes
     if is_file(nodes):
         lines = read_text(Path(nodes), LARGE_FILE_BYTES).splitlines()
-        text = ",".join(line.strip() for line in lines if line.strip() and line[0] != "#")
+        hosts = [line.split("#")[0].strip() for line in lines]
+        text = ",".join(_without_slots(host, listed_gpus) for host in hosts if host)
     return _expanded(text, "nodes")
+
+
+_SLOTS = re.compile(r"(\S+)\s+slots=(\d{1,6})(?:\s+max[-_]slots=\d+)?")
+
+
+def _without_slots(host: str, listed_gpus: Mapping[str, int]) -> str:
+    """A line of a host file without the `slots=N` behind its name."""
+    said = _SLOTS.fullmatch(host)
+    if said is None:
+        return host
+    name, slots = said[1], int(said[2])
+    gpus = listed_gpus.get(name, slots)
+    if slots != gpus:
+        what = f"{name} has {gpus} free GPUs, not {slots}: say its `free_gpus` in the cluster file"
+        raise InputError(what, where="nodes", value=host)
+    return name
 
 
 def _expanded(text: str, where: str) -> list[str]:

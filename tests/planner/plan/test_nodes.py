@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -222,7 +223,7 @@ def limited(request: PlanRequest, nodes: str) -> PlanRequest:
     return replace(request, cluster=cluster, gpus=cluster.gpus)
 
 
-def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cluster = scattered_cluster(random.Random(4), leaves=2, per_leaf=3, free=6)
     named = limited_to_nodes(cluster, "n0-[00-01],n1-02")
     free = [node.name for node in named.nodes if node.free_gpus != 0]
@@ -246,6 +247,14 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
         limited_to_nodes(cluster, "n0-0O")
     with pytest.raises(InputError, match="no host list"):
         limited_to_nodes(cluster, "n0-[00")
+    hosts = tmp_path / "hostfile"
+    hosts.write_text(
+        "# mine\nn0-00 slots=8\nn1-02\tslots=8 max_slots=8  # both\n", encoding="utf-8"
+    )
+    assert limited_to_nodes(cluster, str(hosts)).gpus == 16
+    hosts.write_text("n0-00 slots=8\nn1-02 slots=4\n", encoding="utf-8")
+    with pytest.raises(InputError, match="n1-02 has 8 free GPUs, not 4"):
+        limited_to_nodes(cluster, str(hosts))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "((")
     with pytest.raises(InputError, match=r"^SLURM_JOB_NODELIST: no host list: "):
         limited_to_nodes(cluster, None)
