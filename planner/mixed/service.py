@@ -78,7 +78,7 @@ from meshwright.planner.plan.assemble import (
     software_needs,
     training_warnings,
 )
-from meshwright.planner.plan.best_plan import degrees_of, setting_corrections, written_model
+from meshwright.planner.plan.best_plan import degrees_in_words, setting_corrections, written_model
 from meshwright.planner.plan.document import (
     ExecutionChoice,
     ExpectedByPairs,
@@ -671,7 +671,7 @@ def _promise(
     layout = Priced(layout=price.layout, matrix={}, stages=price.stages, step_time_s=inf)
     parts = " then ".join(request.name_of(part) for part, _ in kernel.composition)
     return PromisedStep(
-        plan=f"{degrees_of(layout)} through {parts}",
+        plan=f"{degrees_in_words(layout)} through {parts}",
         step_time_s=price.step_time_s,
         expected_step_time_s=price.step_time_s * factor,
         corrections=settings,
