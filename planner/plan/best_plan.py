@@ -272,14 +272,14 @@ def _prices(
 def _words(plan: Priced, nominal: Priced) -> str:
     """The degrees of a plan, and what else sets it apart from the nominal winner."""
     settings, usual = _settings(plan), _settings(nominal)
-    words = degrees_of(plan)
+    words = degrees_in_words(plan)
     further = [name for name in settings if settings[name] != usual[name] and name not in _NAMED]
     if not further and plan.layout == nominal.layout:
         return f"{words}, another mapping or split of the layers"
     return ", ".join([words, *(f"{name} {_value(settings[name])}" for name in further)])
 
 
-def degrees_of(plan: Priced) -> str:
+def degrees_in_words(plan: Priced) -> str:
     """The degrees of a plan in words, those of `DOUBLED`."""
     settings = _settings(plan)
     return " ".join(f"{name} {settings[name]}" for name in DOUBLED)
@@ -381,7 +381,7 @@ def _promised(
 ) -> PromisedStep:
     settings = priced_settings(_as_run(request, plan), plan.layout)
     return PromisedStep(
-        plan=degrees_of(plan) if plan is beside else _words(plan, beside),
+        plan=degrees_in_words(plan) if plan is beside else _words(plan, beside),
         step_time_s=plan.step_time_s,
         expected_step_time_s=expected_s,
         corrections=setting_corrections(corrections, settings),
