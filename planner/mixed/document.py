@@ -128,7 +128,7 @@ def read_mixed_request(
     gpus
         All of its GPUs, or None.
     options
-        As `read_request` takes them.
+        As `read_request` takes them; `nodes` are of all parts.
 
     Raises
     ------
@@ -136,7 +136,9 @@ def read_mixed_request(
         If a name, a file or an option cannot be used, or the model has too many dense layers in front.
     """
     spec = cluster if isinstance(cluster, MixedClusterSpec) else read_mixed_cluster(cluster)
-    names = named_nodes(options.pop("nodes", None), spec.node_names)
+    nodes = options.pop("nodes", None)
+    is_text = nodes is None or isinstance(nodes, str)
+    names = named_nodes(nodes, spec.node_names) if is_text else list(nodes)
     if names is not None:
         spec = spec.only_nodes(names)
     spec.check_pipeline()
