@@ -80,22 +80,36 @@ def map_(
 
     Which nodes form which pipeline stage and replica is chosen so that the least time is spent on the
     up-links of leaves and pods, or groups reach few of them; hostname order is printed beside it. The plan is
-    priced on its new places.
+    priced on its new places. A pipeline through parts of a mixed cluster keeps to the nodes of each part in
+    turn; what other places could spare is said.
     """
     with ProgressLine("starting"):
         from meshwright.documents import refuse_taken
         from meshwright.planner.analysis.traffic import (
+            map_parts,
             map_plan,
+            mapped_parts_document,
             mapping_document,
             nodes_to_place_on,
         )
-        from meshwright.planner.launch.plan_files import PLAN_FILES, plan_files
+        from meshwright.planner.launch.plan_files import MIXED_FILES, PLAN_FILES, plan_files
         from meshwright.planner.mapping.spread_build import ReachWeights
-        from meshwright.planner.plan.texts import read_feasible_plan
-        from meshwright.planner.report.traffic_view import mapping_view
+        from meshwright.planner.mixed.document import MixedPlan, read_any_plan
+        from meshwright.planner.report.traffic_view import mapped_parts_view, mapping_view
 
-    laid_out = read_feasible_plan(plan)
+    laid_out = read_any_plan(plan)
     warn_of_edits(laid_out)
+    if isinstance(laid_out, MixedPlan):
+        _check_places_in_turn(search)
+        if output is not None:
+            refuse_taken(output, MIXED_FILES, force)
+        with ProgressLine("placing ranks"):
+            on_parts = map_parts(laid_out, cluster, nodes, time_limit_s=search["time_limit_s"])
+            document = mapped_parts_document(on_parts)
+        give(as_json, document, partial(mapped_parts_view, document))
+        if output is not None:
+            write_plan(output, plan_files(on_parts.plan), force)
+        return
     onto = nodes_to_place_on(laid_out, cluster, nodes)
     if output is not None:
         refuse_taken(output, PLAN_FILES, force)
@@ -106,6 +120,17 @@ def map_(
     give(as_json, document, partial(mapping_view, document))
     if output is not None:
         write_plan(output, plan_files(mapped.plan), force)
+
+
+def _check_places_in_turn(search: dict[str, Any]) -> None:
+    """Raises InputError for what a pipeline through parts cannot have, as it keeps to nodes in turn."""
+    for name, plain in (("objective", "traffic"), ("spares", 0)):
+        if search[name] != plain:
+            what = (
+                "does not go with a pipeline through parts, whose ranks run through the nodes of each in "
+                "turn: say with --nodes which these are"
+            )
+            raise InputError(what, where=f"--{name}", value=search[name])
 
 
 @click.command("launch")
@@ -134,7 +159,7 @@ def launch_command(
     """Write the files that start a plan in a framework.
 
     With --nodes or --cluster its ranks are placed there first, as `map` does, and the plan is priced there.
-    A plan on a mixed cluster is started by its own framework, on its own parts.
+    A plan on a mixed cluster is started by its own framework, on nodes of its own parts.
     """
     from meshwright.documents import write_files
     from meshwright.planner.analysis.traffic import moved

@@ -15,10 +15,10 @@ from meshwright.cluster_specs.allocation import (
     is_irregular,
     node_name,
 )
-from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.reader import is_mixed_cluster, read_cluster, read_mixed_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages, estimate_layout
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import ROUNDING, Layout, Placement
 from meshwright.costmodel.placement import nested_placement, placement_on
 from meshwright.costmodel.volumes import (
     AxisPattern,
@@ -59,10 +59,11 @@ from meshwright.planner.mapping.slots import (
 from meshwright.planner.mapping.spread import EQUAL, LevelReach, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread_build import ReachWeights, with_short_pipelines
 from meshwright.planner.mixed.document import AnyPlan, MixedPlan, Pipeline, stage_gpus
+from meshwright.planner.mixed.service import placed_on_parts
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan, with_digest
 from meshwright.planner.plan.make_plan import placed_on
 from meshwright.planner.plan.texts import group_placement, matrix_arrays
-from meshwright.planner.request.reader import limited_to_nodes
+from meshwright.planner.request.reader import limited_to_nodes, named_nodes
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import layout_from_document
 from meshwright.planner.solvers.clock import within
@@ -179,8 +180,96 @@ def nodes_to_place_on(plan: Plan, cluster: str | None, nodes: str | None) -> Clu
     return limited
 
 
-def moved(plan: Plan | MixedPlan, cluster: str | None, nodes: str | None) -> Plan | MixedPlan:
-    """A plan placed on other nodes, as `map_plan` places it; itself where none are named.
+@dataclass(frozen=True, kw_only=True)
+class MappedParts:
+    """A pipeline on the nodes of its parts, ranks through those of each in turn."""
+
+    plan: MixedPlan
+    """Priced there."""
+    planned_s: float | None
+    """The step as the plan given states it."""
+    in_turn: dict[str, Loads]
+    """By part, in the order of the pipeline: what its ranks send up."""
+    least: dict[str, MappingSolution]
+    """What other nodes of it or another order of them could send, with a bound."""
+
+
+def map_parts(
+    plan: MixedPlan,
+    cluster: str | None = None,
+    nodes: str | None = None,
+    *,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> MappedParts:
+    """Places a pipeline on nodes of its parts, and says what other places of a part could spare its up-links.
+
+    What is handed over between parts goes up from a part wherever its ranks are, so that each part is placed
+    by itself.
+
+    Parameters
+    ----------
+    plan
+        A pipeline through parts.
+    cluster
+        A cluster file with parts of the same names; the plan's own cluster when None.
+    nodes
+        Host list, or a file of them, of the nodes that ranks may go to; all when None.
+    time_limit_s
+        Seconds for all parts.
+
+    Raises
+    ------
+    InputError
+        If the nodes or the cluster cannot be used.
+    InfeasibleError
+        If the pipeline has no room there, or breaks a rule.
+    """
+    if cluster is not None and not is_mixed_cluster(cluster):
+        what = "a pipeline through parts of a cluster is placed on a cluster file with parts"
+        raise InputError(what, where="--cluster", value=cluster)
+    onto = plan.cluster if cluster is None else read_mixed_cluster(cluster)
+    names = None if nodes is None else named_nodes(nodes, onto.node_names)
+    onto = onto if names is None else onto.only_nodes(names)
+    placed = plan if onto == plan.cluster else placed_on_parts(plan, onto)
+    pipeline = Pipeline.of(placed)
+    in_turn: dict[str, Loads] = {}
+    least: dict[str, MappingSolution] = {}
+    with within(time_limit_s):
+        for name, segment in zip(placed.runs_on, pipeline.segments, strict=True):
+            part = segment.part
+            stages = pipeline.stages[segment.own]
+            instance = instance_of(part.workload, part.own_layout, stages)
+            places = allocated_places(part.workload.cluster, part.workload.gpus)
+            assignment = assignment_of_ranks(instance, places)
+            in_turn[name] = loads_of(instance.problem, assignment)
+            least[name] = least_traffic(instance.problem, time_limit_s=time_limit_s)
+    return MappedParts(
+        plan=placed, planned_s=plan.objective.step_time_s, in_turn=in_turn, least=least
+    )
+
+
+def mapped_parts_document(found: MappedParts) -> dict[str, Any]:
+    """What `map --json` prints of a pipeline through parts, without `schema`."""
+    return {
+        "nodes": [list(each) for each in found.plan.nodes],
+        "step_time_s": found.plan.objective.step_time_s,
+        "planned_step_time_s": found.planned_s,
+        "parts": {
+            name: _loads_document(loads)
+            | {
+                "lower_bound_s": found.least[name].bound_s,
+                "best_found_s": found.least[name].price_s,
+                "status": "optimal"
+                if loads.total_s <= found.least[name].bound_s * (1 + ROUNDING)
+                else "feasible",
+            }
+            for name, loads in found.in_turn.items()
+        },
+    }
+
+
+def moved(plan: AnyPlan, cluster: str | None, nodes: str | None) -> AnyPlan:
+    """A plan placed on other nodes, as `map_plan` or `map_parts` places it; itself where none are named.
 
     Parameters
     ----------
@@ -192,15 +281,14 @@ def moved(plan: Plan | MixedPlan, cluster: str | None, nodes: str | None) -> Pla
     Raises
     ------
     InputError
-        As there; or where a pipeline through parts is to run elsewhere.
+        As there.
     InfeasibleError
         As `map_plan`.
     """
     if cluster is None and nodes is None:
         return plan
     if isinstance(plan, MixedPlan):
-        what = "does not go with a pipeline through parts of a cluster: its hostfile says which hosts run it"
-        raise InputError(what, where="--nodes" if cluster is None else "--cluster")
+        return map_parts(plan, cluster, nodes).plan
     return map_plan(plan, nodes_to_place_on(plan, cluster, nodes)).plan
 
 

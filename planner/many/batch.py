@@ -177,10 +177,7 @@ def asked_of(job: JobDoc) -> PlanRequest | MixedRequest:
     """The request of a job, on a cluster of equal nodes or with parts. Raises InputError."""
     if not is_mixed_cluster(job.cluster):
         return request_of(job)
-    if job.nodes is not None:
-        what = "is of a cluster of equal nodes: leave it out, or name a part as FILE#PART"
-        raise InputError(what, where="nodes", value=job.nodes)
-    options = job.model_dump(exclude={*_OF_A_JOB, "nodes"})
+    options = job.model_dump(exclude=_OF_A_JOB)
     return read_mixed_request(**options, top_k=job.top, time_limit_s=job.time_limit)
 
 

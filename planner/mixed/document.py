@@ -16,6 +16,7 @@ from pydantic import Field
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read_mixed_cluster
+from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.footprint import stage_memory_gib, stage_memory_parts_gib
@@ -127,7 +128,7 @@ def read_mixed_request(
     gpus
         All of its GPUs, or None.
     options
-        As `read_request` takes them.
+        As `read_request` takes them; `nodes` are of all parts.
 
     Raises
     ------
@@ -135,7 +136,9 @@ def read_mixed_request(
         If a name, a file or an option cannot be used, or the model has too many dense layers in front.
     """
     spec = cluster if isinstance(cluster, MixedClusterSpec) else read_mixed_cluster(cluster)
-    names = named_nodes(options.pop("nodes", None), spec.free_by_name)
+    nodes = options.pop("nodes", None)
+    is_text = nodes is None or isinstance(nodes, str)
+    names = named_nodes(nodes, spec.free_by_name) if is_text else list(nodes)
     if names is not None:
         spec = spec.only_nodes(names)
     spec.check_pipeline()
@@ -184,16 +187,21 @@ def read_mixed_request(
         own = read_request(
             model=model, cluster=part.cluster, gpus=part.gpus, nodes=free or None, **options
         )
-        sizes = {free_of(node, own.cluster.gpus_per_node) for node in own.cluster.nodes} - {0}
-        if is_irregular(own.cluster) or not sizes <= {own.cluster.gpus_per_node}:
-            raise InputError(
-                "a part of a mixed cluster has whole nodes, as many on each leaf, with links that are alike",
-                where="parts",
-                value=spec.name_of(index),
-            )
+        check_part(own.cluster, spec.name_of(index))
         parts.append(own)
     _refuse_what_no_pipeline_takes(parts[0])
     return MixedRequest(cluster=spec, parts=tuple(parts), time_limit_s=time_limit_s)
+
+
+def check_part(cluster: ClusterSpec, name: str) -> None:
+    """Raises InputError where a part of this name is no regular one of whole nodes."""
+    sizes = {free_of(node, cluster.gpus_per_node) for node in cluster.nodes} - {0}
+    if is_irregular(cluster) or not sizes <= {cluster.gpus_per_node}:
+        raise InputError(
+            "a part of a mixed cluster has whole nodes, as many on each leaf, with links that are alike",
+            where="parts",
+            value=name,
+        )
 
 
 _TRAININGS: Mapping[str, tuple[str, object]] = {

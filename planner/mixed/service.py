@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwright.cluster_specs.reader import MixedClusterSpec
 from meshwright.constraints.fabric import members_in_domain
 from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel.data_parallel import LEAST_GAIN
@@ -26,12 +27,13 @@ from meshwright.costmodel.measured_settings import (
 )
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import placement_on
+from meshwright.costmodel.rank_load import Stages
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import ErrorBand
 from meshwright.costmodel.step_time import StepTime
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import program_version
-from meshwright.errors import OutOfTimeError
+from meshwright.errors import InfeasibleError, OutOfTimeError, check_choice
 from meshwright.planner.bounds.combination_costs import (
     CombinationCosts,
     RankCosts,
@@ -51,7 +53,10 @@ from meshwright.planner.mixed.document import (
     MixedSolverDoc,
     Pipeline,
     RankDoc,
+    check_part,
     cost_on_parts,
+    request_of_parts,
+    request_on,
 )
 from meshwright.planner.mixed.kernel import (
     Composition,
@@ -738,51 +743,65 @@ def _through_parts(
 ) -> MixedPlan:
     """The document of a pipeline through parts."""
     segments = kernel.segments_of(price.layout)
-    step = mixed_step(segments, price.stages)
-    breakdown_s = {name: float(np.asarray(part)) for name, part in step.parts.items()}
     execution = kernel.execution.of_layout(price.layout)
-    memory_gib = mixed_memory_gib(segments, price.stages)
-    leading = _leading_on_ranks(kernel.leading, price.counts)
+    planned = document.model_copy(
+        update={
+            "runs_on": [request.name_of(part) for part, _ in kernel.composition],
+            "layout": layout_document(price.layout, price.stages),
+            "execution": execution,
+        }
+    )
+    return _with_figures(planned, request, segments, price.stages)
+
+
+def _with_figures(
+    document: MixedPlan, request: MixedRequest, segments: list[Segment], stages: Stages
+) -> MixedPlan:
+    """The document of a pipeline with all that follows from its layout and where it runs."""
+    assert document.layout is not None
+    assert document.execution is not None
+    layout = segments[0].part.layout
+    names = [request.name_of(part) for part in range(len(request.parts))]
+    step = mixed_step(segments, stages)
+    step_s = float(np.asarray(step.seconds))
+    memory_gib = mixed_memory_gib(segments, stages)
+    workload = request.first.workload()
+    leading = workload.model.dense_layers if workload.model.moe_layers else 0
+    dense_layers = _leading_on_ranks(leading, [sum(rank) for rank in stages])
     ranks, nodes, peak = [], [], 0.0
-    gpus = int(price.layout.gpus)
-    stage_gpus = gpus // int(price.layout.pp)
-    for segment, (part, count) in zip(segments, kernel.composition, strict=True):
-        cluster = request.parts[part].cluster
-        peak += count * stage_gpus * peak_flops(cluster.device, request.first.precision)
-        nodes.append((request.name_of(part), count * stage_gpus // cluster.gpus_per_node))
-        for rank in range(segment.first, segment.first + count):
+    for segment, name in zip(segments, document.runs_on, strict=True):
+        own = request.parts[names.index(name)]
+        gpus, cluster = segment.part.workload.gpus, own.cluster
+        peak += gpus * peak_flops(cluster.device, own.precision)
+        nodes.append((name, gpus // cluster.gpus_per_node))
+        for rank in range(segment.first, segment.first + segment.ranks):
             ranks.append(
                 RankDoc(
                     rank=rank,
-                    part=request.name_of(part),
+                    part=name,
                     device=cluster.device.name,
-                    layers=price.counts[rank],
-                    dense_layers=leading[rank],
+                    layers=sum(stages[rank]),
+                    dense_layers=dense_layers[rank],
                     memory_gib=float(memory_gib[rank]),
                     usable_gib=segment.part.limit_gib,
                 )
             )
-    workload = request.first.workload()
-    tokens = workload.tokens_per_step
+    in_use, tokens = int(layout.gpus), workload.tokens_per_step
     flops = workload.model_flops_per_token * tokens
     predicted = MixedPredicted(
-        step_time_s=price.step_time_s,
-        breakdown_s=breakdown_s,
-        tokens_per_s=tokens / price.step_time_s,
-        tokens_per_s_per_gpu=tokens / price.step_time_s / gpus,
-        tflops_per_gpu=flops / price.step_time_s / gpus / 1e12,
+        step_time_s=step_s,
+        breakdown_s={name: float(np.asarray(part)) for name, part in step.parts.items()},
+        tokens_per_s=tokens / step_s,
+        tokens_per_s_per_gpu=tokens / step_s / in_use,
+        tflops_per_gpu=flops / step_s / in_use / 1e12,
         memory_gib=[rank.memory_gib for rank in ranks],
-        mfu=flops / price.step_time_s / peak,
-        host_memory_gib=host_memory_gib(segments, price.stages) or None,
+        mfu=flops / step_s / peak,
+        host_memory_gib=host_memory_gib(segments, stages) or None,
         error_band=_band(segments),
     )
-    layout = layout_document(price.layout, price.stages)
     planned = document.model_copy(
         update={
-            "runs_on": [name for name, _ in nodes],
-            "layout": layout,
-            "execution": execution,
-            "installs": software_needs(document.inputs, layout, execution),
+            "installs": software_needs(document.inputs, document.layout, document.execution),
             "predicted": predicted,
             "warnings": list(training_warnings(request.first)),
             "ranks": ranks,
@@ -791,6 +810,75 @@ def _through_parts(
     )
     lengths = lengths_document(request.first, partial(_step_of_packs, planned))
     return planned.model_copy(update={"lengths": lengths})
+
+
+def placed_on_parts(plan: MixedPlan, onto: MixedClusterSpec) -> MixedPlan:
+    """A pipeline with its ranks on other nodes of its parts, in turn, and all that follows from these.
+
+    Parameters
+    ----------
+    plan
+        A pipeline through parts.
+    onto
+        Has parts of the same names.
+
+    Returns
+    -------
+    MixedPlan
+        Feasible, without a bound: whether another plan is faster there was not asked.
+
+    Raises
+    ------
+    InputError
+        If these parts cannot run a pipeline.
+    InfeasibleError
+        If a part has too few nodes, or a rule does not hold there, memory included.
+    """
+    onto.check_pipeline()
+    names = [onto.name_of(part) for part in range(len(onto.parts))]
+    for name, nodes in plan.nodes:
+        check_choice(name, names, "parts", "the plan runs on a part that the cluster does not have")
+        part = onto.parts[names.index(name)]
+        if part.gpus < nodes * part.cluster.gpus_per_node:
+            raise InfeasibleError(
+                f"the plan needs {nodes} nodes of {name}, {onto.name} has "
+                f"{part.gpus // part.cluster.gpus_per_node} free"
+            )
+    moved = plan.model_copy(update={"cluster": onto})
+    moved = moved.model_copy(update={"inputs": request_on(moved, 0).inputs()})
+    request = request_of_parts(moved)
+    for name, own in zip(names, request.parts, strict=True):
+        check_part(own.cluster, name)
+    pipeline = Pipeline.of(moved)
+    plain: dict[str, Any] = {
+        name: MixedPlan.model_fields[name].get_default(call_default_factory=True)
+        for name in ("choices", "robustness", "cost", "baseline", "alternatives")
+    }
+    nothing = AloneDoc(
+        part="", device="", gpus=1, status="unknown", step_time_s=None, lower_bound_s=None
+    )
+    moved = _with_figures(moved, request, pipeline.segments, pipeline.stages)
+    assert moved.predicted is not None
+    moved = moved.model_copy(
+        update={
+            **plain,
+            "expected_by_pairs": None,
+            "status": "feasible",
+            "objective": objective_of(moved.predicted.step_time_s, None),
+            "alone": [
+                nothing.model_copy(
+                    update={"part": name, "device": own.cluster.device.name, "gpus": own.gpus}
+                )
+                for name, own in zip(names, request.parts, strict=True)
+            ],
+        }
+    )
+    broken = list(rule_faults(Pipeline.of(moved)))
+    if broken:
+        raise InfeasibleError("the plan does not run there: " + "; ".join(broken))
+    moved = with_digest(moved)
+    verify_mixed(moved)
+    return moved
 
 
 def _step_of_packs(planned: MixedPlan, lengths: PackedLengths) -> StepTime:

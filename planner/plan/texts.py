@@ -112,8 +112,8 @@ def read_plan(path: str | PathLike[str]) -> Plan:
     data = read_mapping(path, LARGE_FILE_BYTES)
     if data.get("kind") == MIXED_KIND:
         what = (
-            "this is a plan on a mixed cluster, which `verify`, `explain`, `report`, `launch`, `compare`, "
-            "`trace` and `traffic` read; what was asked takes a plan on one kind of device"
+            "this is a plan on a mixed cluster, which `verify`, `explain`, `report`, `launch`, `map`, "
+            "`compare`, `trace` and `traffic` read; what was asked takes a plan on one kind of device"
         )
         raise InputError(what, where=where)
     if "status" not in data or "solver" not in data:

@@ -14,6 +14,7 @@ from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
     PERCENT,
+    SECONDS,
     Block,
     Column,
     Columns,
@@ -186,6 +187,22 @@ def mapping_view(document: Document) -> View:
         names = ", ".join([*idle[:MOST_NODES_NAMED], *dots])
         view.append(line(f"{counted(len(idle), 'node')} without a rank: {names}"))
     return view
+
+
+def mapped_parts_view(document: Document) -> View:
+    """The same of a pipeline through parts, whose ranks run through the nodes of each part in turn."""
+    order = ", then ".join(
+        f"{counted(nodes, 'node')} of {part}" for part, nodes in document["nodes"]
+    )
+    columns: Columns = {
+        "part": "part",
+        "uplinks_busy_s": Column("up-links busy", SECONDS),
+        "busiest_uplink_s": Column("busiest", SECONDS),
+        "lower_bound_s": Column("least possible", SECONDS),
+        "status": "that is",
+    }
+    rows = [{"part": name, **each} for name, each in document["parts"].items()]
+    return [line(f"Ranks run through {order}."), table(rows, columns), line(_step(document))]
 
 
 def _step(document: Document) -> str:

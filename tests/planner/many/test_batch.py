@@ -23,11 +23,13 @@ from meshwright.planner.many.batch import (
     RESULT_FORMATS,
     BatchOptions,
     BatchReport,
+    asked_of,
     do_job,
     request_of,
     run_batch,
 )
 from meshwright.planner.many.jobs import AnswerCache, JobDoc, code_files, read_jobs, request_key
+from meshwright.planner.mixed.document import MixedRequest
 from meshwright.planner.request.choices import WITHOUT
 from tests.places import ROOT
 
@@ -410,6 +412,21 @@ def test_the_fingerprint_covers_every_room() -> None:
         assert name in files
     assert any(name.endswith(".yaml") for name in files)
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in files)
+
+
+@pytest.mark.parametrize("nodes", ["h[2-3],a1", ("h2", "h3", "a1")])
+def test_a_job_names_nodes_of_several_parts(tmp_path: Path, nodes: str | tuple[str, ...]) -> None:
+    parts = [
+        {"name": name, "cluster": {"base": base, "nodes": [{"name": f"{name}[1-4]"}]}}
+        for name, base in (("h", "dgx-h100"), ("a", "dgx-a100"))
+    ]
+    (tmp_path / "mixed.yaml").write_text(yaml.safe_dump({"name": "named", "parts": parts}))
+    fields = {**FEW, "gpus": None, "cluster": str(tmp_path / "mixed.yaml"), "nodes": nodes}
+    request = asked_of(JobDoc.model_validate(fields))
+    assert isinstance(request, MixedRequest)
+    assert [part.gpus for part in request.parts] == [16, 8]
+    nodes_of = (node for part in request.parts for node in part.cluster.nodes)
+    assert [node.name for node in nodes_of if node.free_gpus != 0] == ["h2", "h3", "a1"]
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ def test_launch_of_a_part_alone_is_that_of_its_plan(alone_folder: Path, tmp_path
     ("option", "value", "words"),
     [
         ("--target", "slurm", "started by megatron's launch.sh"),
-        ("--nodes", "node[1-4]", "its hostfile says which hosts run it"),
-        ("--cluster", "dgx-h100", "its hostfile says which hosts run it"),
+        ("--nodes", "node[1-4]", "lists no nodes to choose from"),
+        ("--cluster", "dgx-h100", "placed on a cluster file with parts"),
     ],
 )
 def test_a_pipeline_through_parts_is_launched_as_it_is(
@@ -306,7 +306,7 @@ def test_choices_are_printed_and_left_out_of_other_documents(
 
 
 @pytest.mark.parametrize(
-    "command", [("memory",), ("estimate",), ("validate",), ("map",), ("overlap",), ("roofline",)]
+    "command", [("memory",), ("estimate",), ("validate",), ("overlap",), ("roofline",)]
 )
 def test_what_takes_no_plan_of_parts_says_so_in_a_sentence(
     folder: Path, command: tuple[str, ...]

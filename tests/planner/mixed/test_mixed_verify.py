@@ -304,7 +304,7 @@ def test_a_plan_that_does_not_hold_is_never_printed(monkeypatch: pytest.MonkeyPa
             return outcome
 
     monkeypatch.setattr(service, "MixedSearch", Cheaper)
-    with pytest.raises(InternalError, match="priced again"):
+    with pytest.raises(InternalError, match="is not the predicted"):
         make_mixed_plan(tight(80.0))
 
 
