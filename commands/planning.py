@@ -323,6 +323,9 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
         from meshwright.planner.solvers.processes import on_processes
 
     plan = Path(" ".join(words))
+    if len(words) > 1 and not plan.exists() and Path(words[0]).exists():
+        what = "takes a plan, whose choices are all shown, or a term: not both"
+        raise InputError(what, where="explain", value=str(plan))
     term, rule = (None, None) if plan.exists() else (meaning_of(str(plan)), rule_meaning(str(plan)))
     if term is not None and rule is not None:
         term = term[0], f"{term[1]} The rule of this name: {rule[1]}."

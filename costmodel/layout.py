@@ -112,10 +112,13 @@ class Layout:
         """
         shape, values = self.broadcast_shape(), vars(self)
         taken: dict[int, NDArray[Any]] = {}
-        for value in values.values():
-            if id(value) not in taken:
-                taken[id(value)] = in_shape(value, shape)[index]
-        return self._with_fields({name: taken[id(value)] for name, value in values.items()})
+        fields: dict[str, NDArray[Any]] = {}
+        for name, value in values.items():
+            array = taken.get(id(value))
+            if array is None:
+                array = taken[id(value)] = in_shape(value, shape)[index]
+            fields[name] = array
+        return self._with_fields(fields)
 
     def _with_fields(self, values: dict[str, Any]) -> Self:
         # Setting frozen fields one by one takes ten times as long.
@@ -199,7 +202,7 @@ class Layout:
         """
         shape: tuple[int, ...] = ()
         for value in vars(self).values():
-            own = getattr(value, "shape", ())
+            own = value.shape if isinstance(value, np.ndarray) else ()
             if own and own != shape:
                 if shape:
                     return np.broadcast_shapes(*map(np.shape, vars(self).values()))
@@ -232,7 +235,7 @@ def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     ValueError
         Where the values do not broadcast to the shape.
     """
-    array = np.asarray(values)
+    array = values if isinstance(values, np.ndarray) else np.asarray(values)
     if array.shape == shape:
         return array
     if array.ndim:

@@ -546,6 +546,7 @@ def with_baseline(
         waterfall(baseline.setup, planned),
         tokens_per_s=planned.tokens / plan.predicted.step_time_s,
         band=with_stragglers(step_time_band(workload), workload.nodes),
+        is_proven=plan.status == "optimal",
         cost=None if budget is None else plan.cost,
     )
     return plan.model_copy(update={"baseline": document})
@@ -573,6 +574,7 @@ def parts_with_baseline(
         _fall_to_parts(baseline, plan),
         tokens_per_s=plan.predicted.tokens_per_s,
         band=ErrorBand(low=band.low, high=band.high, rows=band.rows, basis=band.basis),
+        is_proven=plan.status == "optimal",
         cost=None if budget is None else cost,
     )
     against = PartBaselineDoc(**dict(document), part=baseline.part)
@@ -618,11 +620,13 @@ def _document(
     *,
     tokens_per_s: float,
     band: ErrorBand,
+    is_proven: bool,
     cost: CostDoc | None,
 ) -> BaselineDoc:
     """What a plan of so many tokens a second brings over a baseline.
 
-    `band` is of the plan's step, and `cost` of the whole training, None where nothing is to be said of it.
+    `band` is of the plan's step, `is_proven` whether it is optimal in its space, and `cost` of the whole
+    training, None where nothing is to be said of it.
     """
     today = baseline.setup
     step_s, usable_gib = today.step_time_s, usable_hbm_gib(today.workload)
@@ -639,7 +643,7 @@ def _document(
         )
     broken = today.broken_rules()
     fits = max(today.memory_gib) <= usable_gib
-    verdict = _verdict(band, speed_up, keeps_rules=fits and not broken)
+    verdict = _verdict(band, speed_up, keeps_rules=fits and not broken, is_proven=is_proven)
     return BaselineDoc(
         file=str(baseline.path),
         kind=baseline.kind,
@@ -667,10 +671,12 @@ def _document(
     )
 
 
-def _verdict(band: ErrorBand, speed_up: float, *, keeps_rules: bool) -> Verdict:
+def _verdict(band: ErrorBand, speed_up: float, *, keeps_rules: bool, is_proven: bool) -> Verdict:
     """Whether a plan is faster than today's layout, and by more than the cost model may be off."""
+    if speed_up <= 1 + SAME_SPEED and not keeps_rules:
+        return "breaks a rule"
     if speed_up <= 1 + SAME_SPEED:
-        return "optimal" if keeps_rules else "breaks a rule"
+        return "optimal" if is_proven and speed_up >= 1 - SAME_SPEED else "no faster"
     return "within error" if speed_up <= band.high / band.low else "faster"
 
 

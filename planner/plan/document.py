@@ -293,7 +293,7 @@ class SolverReport(ClosedDocument):
 
 
 BaselineKind = Literal["launch", "run", "plan"]
-Verdict = Literal["faster", "within error", "optimal", "breaks a rule", "not compared"]
+Verdict = Literal["faster", "within error", "optimal", "no faster", "breaks a rule", "not compared"]
 
 
 class BrokenRule(ClosedDocument):
@@ -384,8 +384,9 @@ class BaselineDoc(ClosedDocument):
     file: str
     kind: BaselineKind
     verdict: Verdict
-    """`optimal`: no layout is faster by more than 0.1 %; `within error`: the plan is faster by less than
-    the cost model's error; `breaks a rule`: the plan is no faster, but today's layout does not fit or breaks
+    """`optimal`: no layout is faster by more than 0.1 %; `no faster`: the plan is not, and its space does
+    not hold today's layout or is not searched to the end; `within error`: the plan is faster by less than the
+    cost model's error; `breaks a rule`: the plan is no faster, but today's layout does not fit or breaks
     a rule that the plan keeps; `not compared`: today's file asks for more than its price knows of."""
     speed_up: float | None
     """Tokens per second of the plan over those of today; null where they are not compared."""

@@ -340,6 +340,8 @@ def headline(plan: AnyPlan) -> str:
         return f"{today} today, {planned} planned: today's layout {why} as predicted"
     if baseline.verdict == "optimal":
         return f"{today} today, {planned} planned: today's layout is optimal"
+    if baseline.verdict == "no faster":
+        return f"{today} today, {planned} planned: keep today's layout"
     return f"{planned} against {today} today: {speed_up}"
 
 
@@ -390,6 +392,12 @@ def _verdict(baseline: BaselineDoc) -> View:
     words = "no layout of the space is faster by more than 0.1 %"
     if baseline.verdict == "breaks a rule":
         words = "no layout that keeps every rule is faster; if today's runs as it is, keep it"
+    elif baseline.verdict == "no faster":
+        words = (
+            "the plan may not take today's layout, or its search ended before it: today's has another "
+            "batch, is pinned or forbidden away, or leaves less memory for errors than a plan must "
+            "(--memory-risk 0.5 leaves none)"
+        )
     elif baseline.verdict == "within error":
         words = "less than the cost model may be off by: measure both before you change anything"
     return [line(words)]

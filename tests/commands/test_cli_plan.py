@@ -231,6 +231,7 @@ def test_a_run_file_is_no_plan(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: gpt2-xl\n", encoding="utf-8")
     assert "this is not a plan" in run("explain", path).stderr
+    assert "a plan, whose choices are all shown, or a term" in run("explain", path, "tp").stderr
     script = tmp_path / "launch.sh"
     script.write_text("torchrun pretrain_gpt.py --bf16\n", encoding="utf-8")
     assert "`estimate FILE --from-launch` reads" in run("explain", script).stderr
