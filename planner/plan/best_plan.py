@@ -500,7 +500,7 @@ def best_plan(
             params=params,
             own_buckets=own_buckets,
             sought=sought,
-            known_survey=known_survey,
+            known_survey=known_survey if asked.cluster is request.cluster else None,
         )
 
     is_expected = request.objective == "expected"

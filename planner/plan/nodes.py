@@ -3,7 +3,8 @@
 Nodes of one leaf are alike, so a choice of nodes is how many to take of each leaf. The fullest leaves come
 first. If the plan on them is as fast as one inside a single leaf of any size, no other choice is faster. Else
 few choices are all searched, and the best is proven; of many, those most likely: equal parts of as few leaves
-as can be, and the nodes that a mapping over everything free would take.
+as can be, and the nodes that a mapping over everything free would take. Sets of fewer nodes, the others idle,
+are searched by themselves where so few might be faster.
 
 Where nodes are part-filled, a mapping over everything free comes first: it may leave any GPU out, and its
 bound holds for whole nodes alone as well. They are searched where that leaves a gap, as the mappings listed
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, product
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -240,6 +241,8 @@ def unused_nodes(request: PlanRequest, best: Priced) -> list[str]:
 
 MOST_CHOICES = 12
 """Choices of nodes that are all searched."""
+MOST_ALIKE_SETS = 4
+"""Sets of nodes that are all searched by themselves where a search over all nodes may take any of them."""
 CLOSE = 1.001
 """A plan that close to the bound ends the search for better nodes."""
 MOST_WHOLE = 2
@@ -252,6 +255,8 @@ MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 MOST_RATES = 4
 """Rates of adapters that nodes are searched for: of more the slowest and the fastest, without a bound."""
+AT_ONCE_GB_PER_S = 1e5
+"""Of a GPU, where what is sent is to take next to no time."""
 NEARLY_FULL = 0.25
 """Of the best link of its kind for each GPU: a block with less left is not used where the others suffice."""
 
@@ -278,6 +283,175 @@ def decide_on_nodes(
 
     A time limit is shared out evenly. Where all nodes are alike, or all are needed, there is one choice.
     `compares` is what `decide_on_idle_gpus` takes, and `later` too where all nodes are alike.
+
+    Where nodes stand on several leaves, sets of them that may be faster are searched after that.
+    """
+    if not _has_sets_apart(request):
+        return _decide_by_adapters(request, searched, compares=compares, later=later)
+    with within(request.time_limit_s):
+        limit_s = limit_left_s()
+        share_s = None if limit_s is None else limit_s * (1 - SHARE_OF_TIME)
+        limited = replace(request, time_limit_s=share_s)
+        best = _decide_by_adapters(limited, searched, compares=compares, later=later)
+        if best.settled.outcome.best and _has_searchable_sets(request):
+            return _against_sets(request, best, searched, compares=compares)
+        return _against_fewer_gpus(request, best, searched)
+
+
+def _has_sets_apart(request: PlanRequest) -> bool:
+    """Whether a plan on some of the nodes may be priced lower where nothing else is free.
+
+    A search over everything that is free prices a layout on fewer GPUs as if the links and adapters of all
+    nodes paced it, and as equal parts of the leaves where these are alike. On leaves of unlike sizes whose
+    links are alike, and of parts of nodes, it has every set.
+    """
+    cluster = request.cluster
+    leaves = {(node.pod, node.leaf) for node in cluster.nodes if node.leaf and node.free_gpus != 0}
+    is_all, may_idle = request.gpus == cluster.gpus, IDLE_GPUS not in request.forbids
+    has_every = _takes_parts(cluster, request.gpus) or (is_all and is_irregular(cluster))
+    return (
+        len(leaves) > 1
+        and (may_idle or (not is_all and not is_irregular(cluster)))
+        and not (has_every and _links_are_alike(cluster))
+    )
+
+
+def _has_searchable_sets(request: PlanRequest) -> bool:
+    """Whether sets of whole nodes are searched by themselves, and nodes of one leaf bound them."""
+    cluster = request.cluster
+    is_rack = cluster.nvlink_domain > cluster.gpus_per_node
+    is_limited = request.max_cut_use < 1 or _takes_parts(cluster, request.gpus)
+    return not (is_rack or is_limited or cluster.measured)
+
+
+def _against_fewer_gpus(
+    request: PlanRequest, best: NodeDecision, searched: Searched
+) -> NodeDecision:
+    """A decision with a bound that holds for fewer GPUs too, wherever they are."""
+    bound_s = best.settled.outcome.lower_bound_s
+    if bound_s is None or IDLE_GPUS in request.forbids or request.gpus == 1:
+        return best
+    fewer = replace(request, gpus=request.gpus - 1, time_limit_s=limit_left_s())
+    floor_s = _least_s(_where_nothing_is_sent(fewer, searched, Sought(below_s=_seconds(best))))
+    outcome = _bounded(best, None if floor_s is None else min(bound_s, floor_s))
+    return replace(best, settled=replace(best.settled, outcome=outcome))
+
+
+def _against_sets(
+    request: PlanRequest,
+    best: NodeDecision,
+    searched: Searched,
+    *,
+    compares: bool,
+) -> NodeDecision:
+    """A decision against the plans on every set of whole nodes: the faster one, with a bound.
+
+    Most numbers of nodes are left out, since no plan on as many nodes of one leaf is faster. Of the others
+    all sets are searched where few differ. Of many whose links are alike, one search over all nodes has any;
+    of many others the likely ones are searched, and the bound is that of one leaf.
+    """
+    before, may_idle = best, IDLE_GPUS not in request.forbids
+    is_regular, most = (
+        not is_irregular(request.cluster),
+        request.gpus // request.cluster.gpus_per_node,
+    )
+    are_alike = is_regular and _links_are_alike(request.cluster)
+    # Of as many as are asked for, unlike leaves have had their choices.
+    is_apart = is_regular and request.gpus < request.cluster.gpus
+    counts = range(most if is_apart else most - 1, 0 if may_idle else most - 1, -1)
+    bounds = [best.settled.outcome.lower_bound_s]
+    is_whole_open, are_parts_open = True, may_idle
+    for count in counts:
+        asked = replace(request, gpus=count * request.cluster.gpus_per_node, top_k=1)
+        exact = replace(asked, forbids=tuple(dict.fromkeys((*request.forbids, IDLE_GPUS))))
+        floors: list[Outcome] = []
+        if is_whole_open:
+            # The first of these tells whether any number of nodes is left.
+            is_first = may_idle and count == counts[0]
+            floors.append(
+                _on_one_leaf(asked if is_first else exact, searched, below_s=_seconds(best))
+            )
+            is_whole_open = bool(floors[0].best) or not is_first
+            if floors[0].best and int(floors[0].best[0].layout.gpus) < asked.gpus:
+                floors[0] = _on_one_leaf(exact, searched, below_s=_seconds(best))
+        if are_parts_open:
+            floors.append(_on_parts(asked, searched, below_s=_seconds(best)))
+            are_parts_open = bool(floors[-1].best)
+        if not any(floor.best for floor in floors):
+            bounds += [_least_s(floor) for floor in floors]
+            if not is_whole_open and not are_parts_open:
+                break
+            continue
+        sets, is_every = _sets_of_nodes(request.cluster, asked.gpus)
+        if are_alike and (not is_every or len(sets) > MOST_ALIKE_SETS):
+            everything = replace(
+                request, cluster=request.cluster.with_any_gpus(), gpus=min(request.gpus, asked.gpus)
+            )
+            likely = _best_layout([best])
+            decisions, of_any = _of_everything(
+                everything, searched, 0, compares=compares, begin_with=likely
+            )
+            best = min([best, *decisions], key=_seconds)
+            bounds.append(_least_s(of_any))
+            break
+        bounds += [] if is_every else [_least_s(floor) for floor in floors]
+        likely = next(floor.best[0].layout for floor in floors if floor.best)
+        for cluster in sets:
+            on_set = replace(
+                asked if are_parts_open else exact,
+                cluster=cluster,
+                top_k=request.top_k,
+                time_limit_s=limit_left_s(),
+            )
+            outcome = searched(
+                on_set,
+                begin_with=replace(likely, recompute_layers=0),
+                counts=True,
+                sought=Sought(below_s=_seconds(best) if request.top_k == 1 else inf),
+            )
+            bounds.append(_least_s(outcome))
+            settled = IdleDecision(outcome=outcome, full=None)
+            best = min(best, NodeDecision(request=on_set, settled=settled), key=_seconds)
+    if best is not before and compares:
+        full = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
+        best = replace(best, settled=full)
+    known = [bound_s for bound_s in bounds if bound_s is not None]
+    outcome = _bounded(best, min(known) if len(known) == len(bounds) else None)
+    best = replace(best, settled=replace(best.settled, outcome=outcome))
+    if before.request is best.request:
+        return best
+    return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
+
+
+def _sets_of_nodes(cluster: ClusterSpec, gpus: int) -> tuple[list[ClusterSpec], bool]:
+    """Clusters with so many GPUs free, on whole nodes, and whether all that differ are among them."""
+    sets: list[ClusterSpec] = []
+    rates = _adapter_rates(cluster)
+    complete = len(rates) <= MOST_RATES
+    for rate in rates[:MOST_RATES]:
+        fast = _with_adapters(cluster, rate)
+        if fast.gpus < gpus:
+            break
+        choices, has_all = _choices(fast, gpus)
+        sets += [nodes for nodes in choices if _adapter_rates(nodes)[0] == rate]
+        complete = complete and has_all
+    return sets, complete
+
+
+def _note_on_idle(asked: PlanRequest, planned: PlanRequest) -> str | None:
+    """That fewer GPUs are planned than were asked for, and which nodes are left out."""
+    if planned.gpus == asked.gpus:
+        return None
+    nodes = zip(asked.cluster.nodes, planned.cluster.nodes, strict=True)
+    names = [before.name for before, now in nodes if before.free_gpus != now.free_gpus]
+    fewer = f"planned on {planned.gpus} of the {asked.gpus} GPUs asked for"
+    return f"{fewer}; faster without {', '.join(names[:8])}"
+
+
+def _decide_by_adapters(
+    request: PlanRequest, searched: Searched, *, compares: bool, later: Searched | None
+) -> NodeDecision:
+    """The same without sets of nodes by themselves.
 
     The slowest adapter paces all nodes that are free, so that nodes with unlike ones are searched once for
     each rate: on those that have it or a faster one. A choice of nodes has its own price where its slowest
@@ -662,25 +836,60 @@ def _in_fullest_rack(
 
 
 def _in_one_leaf(request: PlanRequest, searched: Searched) -> float | None:
-    """What no choice of whole nodes beats: nodes on one switch of any size, all with the fastest adapter.
-
-    None where levels were measured: that speaks of these levels alone.
-    """
-    cluster, per_node = request.cluster, request.cluster.gpus_per_node
-    if cluster.measured:
+    """What no choice of whole nodes beats; None where levels were measured: that speaks of these alone."""
+    if request.cluster.measured:
         return None
-    nics = _gbps_of_nodes(cluster)
-    nodes = -(-request.gpus // per_node)
+    bound_s = _least_s(_on_one_leaf(request, searched))
+    if bound_s is None or IDLE_GPUS in request.forbids:
+        return bound_s
+    parts_s = _least_s(_on_parts(request, searched, below_s=bound_s))
+    return None if parts_s is None else min(bound_s, parts_s)
+
+
+def _on_one_leaf(request: PlanRequest, searched: Searched, *, below_s: float = inf) -> Outcome:
+    """The plan, below so many seconds, on nodes at one switch of any size, all with the fastest adapter.
+
+    No plan that takes whole nodes is faster, wherever they are.
+    """
+    return _unlisted(request, searched, Sought(below_s=below_s), {})
+
+
+def _on_parts(request: PlanRequest, searched: Searched, *, below_s: float) -> Outcome:
+    """The plan that takes no number of whole nodes, below so many seconds, where nothing is sent.
+
+    At one switch such layouts are priced as equal parts of nodes, which listed nodes need not be.
+    """
+    return _where_nothing_is_sent(request, searched, Sought(below_s=below_s, parts_only=True))
+
+
+def _where_nothing_is_sent(request: PlanRequest, searched: Searched, sought: Sought) -> Outcome:
+    """The plan on as many GPUs in one NVLink domain that takes next to no time for what they send."""
+    per_node = request.cluster.gpus_per_node
+    joined = {
+        "nvlink_domain": -(-request.gpus // per_node) * per_node,
+        "nvlink_gb_per_s": AT_ONCE_GB_PER_S,
+        "measured": (),
+    }
+    return _unlisted(request, searched, sought, joined)
+
+
+def _unlisted(
+    request: PlanRequest, searched: Searched, sought: Sought, changes: dict[str, Any]
+) -> Outcome:
+    """The plan on as many nodes that hang on one switch, with other changes to them."""
+    cluster, per_node = request.cluster, request.cluster.gpus_per_node
     leaf = cluster.model_copy(
         update={
             "nodes": (),
             "blocks": (),
             "levels": (),
-            "gpus": nodes * per_node,
-            "nic_gbps_per_gpu": max(nics),
+            "gpus": -(-request.gpus // per_node) * per_node,
+            "nic_gbps_per_gpu": max(_gbps_of_nodes(cluster)),
+            **changes,
         }
     )
-    return searched(replace(request, cluster=leaf)).lower_bound_s
+    limited = replace(request, cluster=leaf, method="cp-sat", top_k=1)
+    return searched(limited, sought=sought)
 
 
 def _on_nodes_of_all(
@@ -768,8 +977,11 @@ def _choices(cluster: ClusterSpec, gpus: int) -> tuple[list[ClusterSpec], bool]:
     complete = len(counts) <= MOST_CHOICES
     if not complete:
         counts = list(_equal_parts(leaves, gpus // per_node))
-    others = [_taking(cluster, leaves, taken) for taken in counts]
-    return [first, *(nodes for nodes in others if nodes != first)], complete
+    choices: dict[tuple[int, ...], ClusterSpec] = {}
+    for nodes in (first, *(_taking(cluster, leaves, taken) for taken in counts)):
+        free = tuple(free_of(node, per_node) for node in nodes.nodes)
+        choices.setdefault(free, nodes)
+    return list(choices.values()), complete
 
 
 def _nodes_of_leaves(cluster: ClusterSpec) -> dict[Key, list[int]]:

@@ -438,7 +438,13 @@ class LayoutSearch:
             plainest(self._space),
             [replace(branch, space=plainest(branch.space))],
             time_limit_s=None if remaining_s is None else remaining_s / 2,
-            sought=Sought(below_s=self._early[0].step_time_s, listed_only=True),
+            sought=replace(
+                self._sought,
+                below_s=self._early[0].step_time_s,
+                until_priced_s=None,
+                listed_only=True,
+                any_first=False,
+            ),
             params=replace(params, looked_over_first=inf, worth_finding=params.promising),
         ).run()
         self._stop_at(self._first_deadline)
@@ -452,9 +458,9 @@ class LayoutSearch:
         others only if it does not fit so. A layout that is not of the space is left out: its price would not
         be of a plan.
         """
-        if not self._space.has(layout):
-            return
         degrees = as_array(layout)
+        if not self._space.has(layout) or not self._are_sought(degrees).all():
+            return
         likely = self._likely_branch(layout, degrees)
         if likely is not None:
             self._price_under(likely, degrees)
@@ -511,10 +517,17 @@ class LayoutSearch:
         if self.certificate.fewest_gpus <= half:
             self._scan(half, self.certificate.fewest_gpus - 1, inf)
 
+    def _are_sought(self, layouts: Layout) -> BoolArray:
+        """Which of some layouts take as many GPUs as is asked for, [n]."""
+        gpus = np.asarray(layouts.gpus)
+        per_node = self._space.workload.cluster.gpus_per_node
+        return gpus % per_node > 0 if self._sought.parts_only else gpus > 0
+
     def _degrees(self, most_gpus: int, more_than: int, below_s: float) -> DegreeScan:
         """All degrees on so many GPUs whose bounds are below some seconds, perhaps with others."""
         cost = self._gpu_seconds if below_s < inf else None
         degrees = self._space.degrees(most_gpus, more_than, self._remaining_s, cost, below_s)
+        degrees = degrees.take(self._are_sought(degrees))
         return DegreeScan(self._space, self._branches, self._table, degrees, self._remaining_s)
 
     def _scan(self, most_gpus: int, more_than: int, later_s: float) -> DegreeScan:

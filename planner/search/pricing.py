@@ -200,6 +200,8 @@ class Sought:
     any_first: bool = False
     """Whether any layout is priced first: behind its price degrees are expanded together, and fewer mappings
     are listed."""
+    parts_only: bool = False
+    """Only those whose GPUs are no number of whole nodes; not of an exhaustive search."""
 
 
 ALL_PLANS = Sought()
