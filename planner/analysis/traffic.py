@@ -228,7 +228,7 @@ def map_parts(
         what = "a pipeline through parts of a cluster is placed on a cluster file with parts"
         raise InputError(what, where="--cluster", value=cluster)
     onto = plan.cluster if cluster is None else read_mixed_cluster(cluster)
-    names = None if nodes is None else named_nodes(nodes, onto.node_names)
+    names = None if nodes is None else named_nodes(nodes, onto.free_by_name)
     onto = onto if names is None else onto.only_nodes(names)
     placed = plan if onto == plan.cluster else placed_on_parts(plan, onto)
     pipeline = Pipeline.of(placed)
