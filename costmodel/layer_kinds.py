@@ -906,9 +906,10 @@ MLA's two products, their splits, turns and joins (megatron/core/transformer/mul
 
 
 def _checkpoints(c: Context, shares: BlockShares) -> Floats:
-    """Operators of the host that selective recomputation costs beside whole experts, a layer and micro-batch.
+    """Operators of the host that selective recomputation costs, a layer and micro-batch.
 
-    Each module that runs again is a checkpoint of its own. Where the host is ahead they cost nothing.
+    Each module that runs again is a checkpoint of its own; what whole experts launch again is counted beside
+    it. Where the host is ahead they cost nothing.
     """
     mask = np.asarray(c.layout.recompute)
     norms = shares.experts + shares.attention * norm_before_attention_apart(c.workload.model)
@@ -917,6 +918,8 @@ def _checkpoints(c: Context, shares: BlockShares) -> Floats:
         (int(Recompute.LAYERNORM), norms, _NORM_AGAIN),
         (int(Recompute.MOE_ACTIVATION), shares.experts, _ACTIVATION_AGAIN),
         (int(Recompute.MLA_UP_PROJECTION), shares.attention, _UP_PROJECTION_AGAIN),
+        (int(Recompute.MLP), shares.feed_forward, 0.0),
+        (int(Recompute.EXPERTS), shares.experts, 0.0),
     )
     operators: Floats = 0.0
     for module, number, again in of_modules:

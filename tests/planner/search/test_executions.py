@@ -203,7 +203,7 @@ def test_the_plan_is_always_the_best_of_all_executions(seed: int) -> None:
     compare(seed)
 
 
-def scaled(seed: int, hbm_gib: float) -> PlanRequest:
+def scaled(seed: int, hbm_gib: float, seq_len: int | None = None) -> PlanRequest:
     """A small FP8 problem that may delay its scales and recompute single modules."""
     request = asked(seed)
     device = request.cluster.device.model_copy(update={"hbm_gib": hbm_gib})
@@ -211,6 +211,7 @@ def scaled(seed: int, hbm_gib: float) -> PlanRequest:
     return replace(
         request,
         cluster=request.cluster.model_copy(update={"device": device}),
+        seq_len=seq_len or request.seq_len,
         precision="fp8",
         pins=pins,
         forbids=("optimizer-offload",),
@@ -219,8 +220,8 @@ def scaled(seed: int, hbm_gib: float) -> PlanRequest:
     )
 
 
-def compare_scaled(seed: int, hbm_gib: float) -> Outcome:
-    request = scaled(seed, hbm_gib)
+def compare_scaled(seed: int, hbm_gib: float, seq_len: int | None = None) -> Outcome:
+    request = scaled(seed, hbm_gib, seq_len)
     outcome, best_s = search_executions(request, CostModelPricing), brute_force(request)
     assert best_s is not None
     assert outcome.status == "optimal"
@@ -233,12 +234,15 @@ def compare_scaled(seed: int, hbm_gib: float) -> Outcome:
     ("seed", "hbm_gib", "recipe"),
     [
         pytest.param(43, *each, marks=pytest.mark.slow)
-        for each in ((8.0, "delayed"), (6.135, "tensorwise"))
+        for each in ((18.0, "delayed"), (16.1, "tensorwise"))
     ],
 )
 def test_the_recipe_of_fp8_is_the_best_of_both(seed: int, hbm_gib: float, recipe: str) -> None:
-    """Delayed scaling casts in fewer passes; where norms and activations must be run again, it is refused."""
-    best = compare_scaled(seed, hbm_gib).best[0]
+    """Delayed scaling casts in fewer passes; where norms and activations must be run again, it is refused.
+
+    Sequences are long, so that the host, for which checkpoints are work too, does not pace the layers.
+    """
+    best = compare_scaled(seed, hbm_gib, 16_384).best[0]
     assert best.execution.fp8_recipe == recipe
     again = int(best.layout.recompute) & (Recompute.LAYERNORM | Recompute.MOE_ACTIVATION)
     assert bool(again) == (recipe == "tensorwise")
