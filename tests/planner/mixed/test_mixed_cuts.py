@@ -23,7 +23,7 @@ from tests.planner.search.plain_oracle import layouts, wanted
 from tests.soaked import some
 
 CASES = 40
-SOME = (0, 1, 2)
+SOME = (0,)
 
 
 def dense(seed: int) -> MixedRequest:
