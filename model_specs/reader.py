@@ -233,10 +233,14 @@ _NO_MODEL = (
 
 
 def _base_model(data: Mapping[str, object]) -> str:
-    """Where PEFT's adapter_config.json was given, whose file to give instead; empty otherwise."""
-    if "peft_type" not in data:
-        return ""
-    return f"; these are adapters: give the config.json of {shown(data.get('base_model_name_or_path'))}"
+    """Where a file of adapters or of a fine-tuning run was given, whose to give instead; empty otherwise."""
+    if "peft_type" in data:
+        return f"; these are adapters: give the config.json of {shown(data.get('base_model_name_or_path'))}"
+    # As Axolotl, LLaMA-Factory and TRL, and ms-swift call it.
+    for field in ("base_model", "model_name_or_path", "model"):
+        if isinstance(data.get(field), str):
+            return f"; this is a run's file: give its model, {shown(data[field])}, and the file as --baseline"
+    return ""
 
 
 def _refuse_hub_id(text: str) -> None:

@@ -78,7 +78,7 @@ def test_every_option_of_the_command_is_an_argument_of_the_function() -> None:
         assert options - of_the_terminal == arguments - {"progress", "robustness"}
     options = {parameter.name for parameter in main.commands["batch"].params}
     arguments = set(inspect.signature(meshwright.plan_batch).parameters)
-    assert options - (of_the_terminal - {"output"}) == arguments - {"listener"}
+    assert options - (of_the_terminal - {"output", "force"}) == arguments - {"listener"}
 
 
 @pytest.mark.parametrize(

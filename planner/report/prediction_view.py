@@ -394,9 +394,9 @@ def _verdict(baseline: BaselineDoc) -> View:
         words = "no layout that keeps every rule is faster; if today's runs as it is, keep it"
     elif baseline.verdict == "no faster":
         words = (
-            "the plan may not take today's layout, or its search ended before it: today's has another "
-            "batch, is pinned or forbidden away, or leaves less memory for errors than a plan must "
-            "(--memory-risk 0.5 leaves none)"
+            "the plan may not take today's layout, or its search ended before it: today's has other GPUs "
+            "or another batch, is pinned or forbidden away, or leaves less memory for errors than a plan "
+            "must (--memory-risk 0.5 asks for none)"
         )
     elif baseline.verdict == "within error":
         words = "less than the cost model may be off by: measure both before you change anything"

@@ -84,6 +84,11 @@ def test_what_describes_no_model_is_said_so_at_once(tmp_path: Path) -> None:
     adapters = '{"peft_type": "LORA", "r": 16, "base_model_name_or_path": "acme/base"}'
     with pytest.raises(InputError, match=r"adapters: give the config.json of 'acme/base'"):
         read_model(written(tmp_path, adapters, "adapter_config.json"))
+    axolotl = "base_model: acme/base\nadapter: lora\nsequence_len: 4096\n"
+    with pytest.raises(
+        InputError, match=r"give its model, 'acme/base', and the file as --baseline"
+    ):
+        read_model(written(tmp_path, axolotl, "axolotl.yaml"))
     meta = '{"dim": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 128256}'
     with pytest.raises(InputError) as error:
         read_model(written(tmp_path, meta, "params.json"))
