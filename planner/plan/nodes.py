@@ -327,12 +327,32 @@ def _has_searchable_sets(request: PlanRequest) -> bool:
 def _against_fewer_gpus(
     request: PlanRequest, best: NodeDecision, searched: Searched
 ) -> NodeDecision:
-    """A decision with a bound that holds for fewer GPUs too, wherever they are."""
+    """A decision with a bound that holds for fewer GPUs too, wherever they are: that of all nodes at one
+    switch with the fastest adapter, or, of racks and measured levels, that where nothing is sent.
+    """
+    cluster = request.cluster
     bound_s = best.settled.outcome.lower_bound_s
     if bound_s is None or IDLE_GPUS in request.forbids or request.gpus == 1:
         return best
-    fewer = replace(request, gpus=request.gpus - 1, time_limit_s=limit_left_s())
-    floor_s = _least_s(_where_nothing_is_sent(fewer, searched, Sought(below_s=_seconds(best))))
+    fewer = replace(request, gpus=request.gpus - 1, top_k=1, time_limit_s=limit_left_s())
+    below = Sought(below_s=_seconds(best))
+    floor = _where_nothing_is_sent(fewer, searched, below)
+    if floor.best and cluster.nvlink_domain <= cluster.gpus_per_node and not cluster.measured:
+        nodes = tuple(
+            node.model_copy(update={"leaf": "leaf", "pod": None, "nic_gbps_per_gpu": None})
+            for node in cluster.nodes
+        )
+        at_one_switch = cluster.model_copy(
+            update={
+                "nodes": nodes,
+                "blocks": (),
+                "levels": (),
+                "nic_gbps_per_gpu": max(_gbps_of_nodes(cluster)),
+            }
+        )
+        fewer = replace(fewer, cluster=at_one_switch.with_any_gpus(), time_limit_s=limit_left_s())
+        floor = searched(fewer, begin_with=floor.best[0].layout, sought=below)
+    floor_s = _least_s(floor)
     outcome = _bounded(best, None if floor_s is None else min(bound_s, floor_s))
     return replace(best, settled=replace(best.settled, outcome=outcome))
 
