@@ -276,6 +276,150 @@ def _simulated_s(costs: SplitCosts, sizes: list[int]) -> float:
     return costs.flushes * simulate(forward, backward, pp=costs.pp, num_micro_batches=m).seconds
 
 
+def random_sequence(chance: random.Random) -> tuple[int, int, list[float], list[float]]:
+    """Ranks, micro-batches, and the forward and backward seconds of some layers, some of them slow."""
+    pp = chance.choice([2, 4, 8, 16])
+    m = max(pp * chance.choice([1, 2, 4, 8]) + chance.choice([-1, 0, 0, 0, 1]), 1)
+    each, slow = chance.choice([2, 4, 6]), chance.uniform(1.5, 12)
+    layers = [slow if n % each == 0 else 1.0 for n in range(1, 1 + chance.choice([24, 32, 48]))]
+    layers[-1] += chance.uniform(0, 3)
+    shares = {own: chance.uniform(0.25, 0.4) for own in layers}
+    forward = [own * shares[own] for own in layers]
+    return pp, m, forward, [own - part for own, part in zip(layers, forward, strict=True)]
+
+
+def random_split(chance: random.Random, layers: int, pp: int) -> list[int]:
+    return [0, *sorted(chance.sample(range(1, layers), pp - 1)), layers]
+
+
+def of_parts(seconds: list[float], cuts: list[int]) -> list[float]:
+    return [sum(seconds[a:b]) for a, b in itertools.pairwise(cuts)]
+
+
+def test_one_stage_a_rank_is_played_and_no_bound_is_above_it() -> None:
+    """500 random splits: the recurrence is the simulator, the longest way and the least waits are below it."""
+    chance, exact = random.Random(11), 0
+    for _ in range(500):
+        pp, m, *each_s = random_sequence(chance)
+        cuts = random_split(chance, len(each_s[0]), pp)
+        forward, backward = (of_parts(seconds, cuts) for seconds in each_s)
+        played = simulate(forward, backward, pp=pp, num_micro_batches=m).seconds
+        rows = [np.array([row, row]) for row in (forward, backward)]
+        both = played_s(
+            *rows, 0.0 * rows[0], pp=pp, num_micro_batches=m, schedule=Schedule.ONE_F_ONE_B
+        )
+        assert both == pytest.approx([played] * 2, rel=1e-9)
+        loads = rows[0][0] + rows[1][0]
+        ahead_s = np.cumsum(loads) - loads
+        ways_s = longest_way_s(
+            rows[0][0],
+            rows[1][0],
+            ahead_s=ahead_s,
+            behind_s=loads.sum() - ahead_s - loads,
+            warm_up=np.arange(pp)[::-1],
+            num_micro_batches=m,
+        )
+        assert ways_s.max() <= played * (1 + 1e-12)
+        exact += bool(ways_s.max() >= played * (1 - 1e-9))
+        of_work, of_busiest = least_waits(pp, m)
+        waits_s = of_work * loads.sum() - of_busiest * loads.max()
+        assert m * loads.max() + waits_s <= played * (1 + 1e-12)
+    assert exact > 350
+
+
+@pytest.mark.parametrize(("pp", "m"), [(4, 2_000), (3, 1_001)])
+def test_many_micro_batches_repeat(pp: int, m: int) -> None:
+    """Near and far from equal ranks: those left out take what those that are played do."""
+    chance = random.Random(pp)
+    for spread in (1e-12, 1e-6, 1e-3, 1.0):
+        forward = [1.0 + spread * chance.random() for _ in range(pp)]
+        backward = [2.0 + spread * chance.random() for _ in range(pp)]
+        played = simulate(forward, backward, pp=pp, num_micro_batches=m).seconds
+        assert one_f_one_b_s(np.array(forward), np.array(backward), m) == pytest.approx(
+            played, rel=1e-9
+        )
+
+
+@pytest.mark.hypothesis
+def test_the_split_that_is_played_is_the_best_of_all_partitions() -> None:
+    """Against the simulator on every partition: none is faster than the frontier says, and most gaps are none.
+
+    With and without room on each rank, recomputed layers, layers that run forward alone on the first rank,
+    and flushes.
+    """
+    chance, exact, cases = random.Random(5), 0, examples(240, 60)
+    for case in range(cases):
+        layers = chance.randint(4, 9)
+        pp = chance.randint(2, min(4, layers))
+        kinds = [(1.0, 0.3, 0.6), (2.5, 0.7, 1.8), (7.0, 2.0, 4.4)]
+        drawn = [chance.choice(kinds) for _ in range(layers)]
+        again = chance.choice([0, 0, 1, ALL_LAYERS])
+        ahead = chance.choice([0, 0, layers // 2]) if again == 0 else 0
+        flushes = chance.choice([1, 1, 2])
+        backward = [part for _, _, part in drawn]
+        first, last = chance.random(), 3 * chance.random()
+        on_first = [0.2 * part for part in backward[:ahead]]
+        less = [part - own for part, own in zip(backward[:ahead], on_first, strict=True)]
+        costs = SplitCosts(
+            pp=pp,
+            vpp=1,
+            layers=layers,
+            num_micro_batches=flushes * chance.choice([pp - 1, pp, pp + 1, 3 * pp]),
+            flushes=flushes,
+            layer_s=1.0,
+            order=tuple(
+                (own - (less[n] if n < ahead else 0.0), extra)
+                for n, (own, extra, _) in enumerate(drawn)
+            ),
+            order_behind=tuple((own, extra) for own, extra, _ in drawn) if ahead else (),
+            first_s=first,
+            last_s=last,
+            recompute_layers=again,
+            begins=some_begins(case, layers),
+            backward=BackwardSeconds(
+                0.5 * first,
+                0.7 * last,
+                (*on_first, *backward[ahead:]),
+                tuple(backward) if ahead else (),
+            ),
+        )
+        room = [chance.randint(1, layers) for _ in range(pp)]
+        fits = (lambda rank, n, _, room=room: n <= room[rank]) if case % 2 else None
+        best = np.inf
+        for cuts in itertools.combinations((costs.begins or range(layers))[1:], pp - 1):
+            sizes = [b - a for a, b in itertools.pairwise([0, *cuts, layers])]
+            if again == 1 and min(sizes) < 1:
+                continue
+            if fits is None or all(fits(rank, n, 0) for rank, n in enumerate(sizes)):
+                best = min(best, _simulated_s(costs, sizes))
+        splits = frontier(costs, 0.0, fits)
+        assert bool(splits) == np.isfinite(best)
+        if splits:
+            fastest = splits[0]
+            sizes = [sum(rank) for rank in fastest.stages]
+            assert _simulated_s(costs, sizes) == pytest.approx(fastest.time_s)
+            assert fastest.time_s - fastest.gap_s <= best * (1 + 1e-9)
+            exact += fastest.time_s <= best * (1 + 1e-9)
+        else:
+            exact += 1
+    assert exact >= 0.95 * cases
+
+
+def _simulated_s(costs: SplitCosts, sizes: list[int]) -> float:
+    """Of a partition, its flushes one after the other."""
+    assert costs.backward is not None
+    ends, both, backward = [0, *itertools.accumulate(sizes)], _ranks_s(costs, sizes), []
+    for begin, end in itertools.pairwise(ends):
+        own = costs.backward.behind if begin and costs.backward.behind else costs.backward.layers
+        extra = sum(again for _, again in costs.order[begin:end][: costs.recompute_layers])
+        backward.append(sum(own[begin:end]) + extra)
+    backward[0] += costs.backward.first_s
+    backward[-1] += costs.backward.last_s
+    forward = [own - part for own, part in zip(both, backward, strict=True)]
+    m = costs.num_micro_batches // costs.flushes
+    return costs.flushes * simulate(forward, backward, pp=costs.pp, num_micro_batches=m).seconds
+
+
 @pytest.mark.parametrize("model", [windowed(12), hybrid("M-M*-M-M-M*-")])
 def test_interleaved_prices_are_played_and_no_bound_is_above_them(model: ModelSpec) -> None:
     layout = Layout(tp=2, pp=2, dp=4, vpp=2, sequence_parallel=True, num_micro_batches=16)
