@@ -299,6 +299,32 @@ GROUPS = tuple(field.name for field in fields(Placement))
 """Every kind of group that has a place."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StagedPlacement(Placement):
+    """A placement under which expert groups of some pipeline stages lie closer together than those of others.
+
+    `ep` has those that reach least far.
+    """
+
+    stage_ep: NDArray[np.int64]
+    """Of each stage's expert groups, shape [..., pp, levels]."""
+
+    def by_stage(self) -> Placement:
+        """Every stage as a placement of its own.
+
+        Returns
+        -------
+        Placement
+            Arrays of shape [n * pp, levels] for those of shape [n, levels], and [pp, levels] for [levels].
+        """
+        stages, levels = self.stage_ep.shape[-2:]
+        columns = {
+            name: np.repeat(np.asarray(getattr(self, name)).reshape(-1, levels), stages, axis=0)
+            for name in GROUPS
+        }
+        return Placement(**{**columns, "ep": self.stage_ep.reshape(-1, levels)})
+
+
 def recomputes_experts(layout: Layout) -> NDArray[np.bool_]:
     """Whether selective recomputation runs whole layers of experts again.
 

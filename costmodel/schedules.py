@@ -211,6 +211,26 @@ def traits(schedule: int) -> Traits:
     return _TRAITS[Schedule(schedule)]
 
 
+def prices_stages_apart(layout: Layout) -> bool:
+    """Whether stages may have layer times of their own, each by where its own expert groups lie.
+
+    Schedules that run gradients of weights apart fill bubbles by what an average layer takes, and a DualPipe
+    rank works for two stages: there the stage that reaches least far prices all of them.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout.
+
+    Returns
+    -------
+    bool
+    """
+    shape = traits(int(layout.schedule))
+    in_turns = int(layout.vpp) == 1 or shape.in_step
+    return int(layout.pp) > 1 and int(layout.ep) > 1 and in_turns and not shape.splits_backward
+
+
 def has_trait(schedule: Ints, trait: str) -> NDArray[np.bool_]:
     """Which of the given schedules have a trait.
 

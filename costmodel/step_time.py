@@ -766,7 +766,7 @@ def optimistic_step(
         Seconds by part, arrays of shape [n].
     """
     times = times or kind_times(c)
-    busiest, least_work = even_layout_load(c, times)
+    busiest, least_work = even_layout_load(c, times.on_best_stage())
     busiest = np.maximum(busiest, busiest_s)
     step = _without_waits_of_unlike(c, _with_parameters_spread(c, times, traffic))
     step = step._replace(numbers_of_groups=tuple(numbers_of_groups))

@@ -63,7 +63,7 @@ from meshwright.planner.mapping.spread_build import ReachWeights, with_short_pip
 from meshwright.planner.mixed.document import AnyPlan, MixedPlan, Pipeline, stage_gpus
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan, with_digest
 from meshwright.planner.plan.make_plan import placed_on
-from meshwright.planner.plan.texts import group_placement, matrix_arrays
+from meshwright.planner.plan.texts import group_placement, matrix_arrays, with_stages
 from meshwright.planner.request.reader import limited_to_nodes
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import layout_from_document
@@ -423,7 +423,8 @@ def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, 
         assert doc is not None
         stages = tuple(tuple(rank) for rank in doc.stages)
         if is_irregular(cluster):
-            return group_placement(workload, layout, stages, {}, mapping.ranks), list(mapping.ranks)
+            placement = group_placement(workload, layout, stages, {}, mapping.ranks)
+            return with_stages(placement, mapping.stage_ep), list(mapping.ranks)
         return nested_placement(cluster, layout), list(mapping.ranks)
     return nested_placement(cluster, layout), allocated_places(cluster, int(layout.gpus))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple, TypeVar
@@ -23,8 +23,9 @@ from meshwright.costmodel.footprint import GIB, layer_bytes, offloaded_states_gi
 from meshwright.costmodel.hybrid_context import is_dealt
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Layout, Placement, Recompute
+from meshwright.costmodel.layout import ROUNDING, Layout, Placement, Recompute
 from meshwright.costmodel.placement import placement_on
+from meshwright.costmodel.rank_load import chunk_loads
 from meshwright.costmodel.step_time import (
     StepTime,
     exact_step,
@@ -43,6 +44,7 @@ from meshwright.planner.bounds.layer_split import (
     frontier,
     least_busiest_rank_s,
     level_splits,
+    splits_by_place,
 )
 from meshwright.planner.bounds.mappings import Matrices, pick, rows_of_context
 from meshwright.planner.bounds.paces import MemoryFit
@@ -64,6 +66,8 @@ class Priced:
     step_time_s: float
     ranks: tuple[tuple[int, int], ...] | None = None
     """On an irregular allocation, (node, local GPU) of every rank; the matrix is empty then."""
+    stage_ep: tuple[tuple[int, ...], ...] | None = None
+    """`StagedPlacement.stage_ep`, where stages are priced apart."""
     execution: Execution = field(default_factory=Execution)
     """How it is run."""
     cut_uses: tuple[tuple[str, float], ...] = ()
@@ -100,11 +104,32 @@ class PlacedLayouts:
 
     @cached_property
     def costs(self) -> FloatArray:
-        """Columns of `LayerCosts`, [columns, r]."""
+        """Columns of `LayerCosts`, and behind them what layers take on each stage where these differ;
+        [columns, r].
+        """
         size, costs = (len(self.context.placement.tp),), costs_of_times(self.context, self.times)
-        return np.stack(
-            [np.broadcast_to(np.asarray(column), size) for column in vars(costs).values()]
-        )
+        columns = [np.broadcast_to(np.asarray(column), size) for column in vars(costs).values()]
+        if self.times.by_stage is not None:
+            for kind in self.times.by_stage.layers:
+                columns += [*np.asarray(kind.seconds).T, *np.asarray(kind.recompute_s).T]
+        return np.stack(columns)
+
+    def by_stage_s(self, row: int) -> list[list[tuple[float, float]]]:
+        """`unlike_s` of a row on each stage, of dense layers and those with experts where layers are alike;
+        empty where stages are.
+        """
+        if self.times.by_stage is None:
+            return []
+        kinds = [
+            zip(
+                np.asarray(kind.seconds)[row].tolist(),
+                np.asarray(kind.recompute_s)[row].tolist(),
+                strict=True,
+            )
+            for kind in self.times.by_stage.layers
+        ]
+        stages = [list(stage) for stage in zip(*kinds, strict=True)]
+        return [] if all(stage == stages[0] for stage in stages) else stages
 
     def unlike_s(self, row: int) -> list[tuple[float, float]]:
         """Seconds of each kind of unlike layers in a row, and what recomputing one adds."""
@@ -136,7 +161,7 @@ class PlacedLayout:
         placed = {name: np.asarray(column)[own] for name, column in vars(every.placement).items()}
         size = np.full(len(own), int(self.layout.micro_batch), dtype=np.int64)
         layout = replace(self.layout, micro_batch=size)
-        return replace(every, layout=layout, placement=Placement(**placed))
+        return replace(every, layout=layout, placement=replace(every.placement, **placed))
 
     @cached_property
     def times(self) -> KindTimes:
@@ -404,8 +429,9 @@ class LayoutPricing:
             members = rows[bound_s[rows] < best[0]]
             if not len(members):
                 continue
+            row = int(every.index[rows[0]])
             split_costs = self._fit.split_costs(
-                group_costs, every.among.unlike_s(int(every.index[rows[0]]))
+                group_costs, every.among.unlike_s(row), every.among.by_stage_s(row)
             )
             busiest_s = least_busiest_rank_s(split_costs, rooms)
             if not np.isfinite(busiest_s):
@@ -506,22 +532,57 @@ class LayoutPricing:
         rest = [(split, seconds[split.stages]) for split in fitting]
         return [(fastest, first.seconds), *rest]
 
+    def _holds(self, stages: Stages, costs: SplitCosts) -> bool:
+        """Whether a split of ranks in step fits, and has a layer for each that is recomputed."""
+        if not self._fit.fits_stages(stages):
+            self.memory_limits = True
+            return False
+        return not costs.partial or min(map(min, stages)) >= costs.recompute_layers
+
+    def _in_step(
+        self, placed: PlacedLayout, costs: SplitCosts, level: Sequence[Stages]
+    ) -> list[Stages]:
+        """Level splits that fit, and those by place that would be no faster if all stages lay best.
+
+        Bounds that know level splits alone hold for all of these.
+        """
+        every = [stages for stages in level if self._holds(stages, costs)]
+        best = placed.times.on_best_stage()
+
+        def pace_s(stages: Stages) -> float:
+            chunks_s = chunk_loads(placed.context, best, stages)
+            return float(np.min(chunks_s.max(axis=-1).sum(axis=-1)))
+
+        least_s = min(map(pace_s, every), default=inf)
+        by_place = [
+            stages
+            for stages in splits_by_place(costs)
+            if all(self._fit.fits(rank, *own) for rank, own in enumerate(costs.counts_of(stages)))
+            and self._holds(stages, costs)
+            and pace_s(stages) >= least_s * (1 - ROUNDING)
+        ]
+        return [*every, *by_place]
+
     def _splits_of_unlike(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> Asking[list[PricedSplit]]:
         """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
-        bounded = []
-        for stages in level_splits(
-            costs.layers,
-            costs.pp,
-            costs.vpp,
-            empty_ends=costs.empty_ends,
-            begins=costs.begins,
-        ):
-            if not self._fit.fits_stages(stages):
-                self.memory_limits = True
-            elif not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
-                each_s = least_interleaved_s(placed.context, placed.times, stages)
+        bounded, micro_batches = [], int(placed.layout.num_micro_batches)
+        level = level_splits(
+            costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends, begins=costs.begins
+        )
+        if self._workload.model.unlike_layers:
+            for stages in level:
+                if self._holds(stages, costs):
+                    each_s = least_interleaved_s(placed.context, placed.times, stages)
+                    bounded.append((float(np.min(each_s)), stages))
+        else:
+            for stages in self._in_step(placed, costs, level):
+                chunks_s = chunk_loads(placed.context, placed.times, stages)
+                each_s = micro_batches * chunks_s.max(axis=-1).sum(axis=-1)
+                ranks_s = chunks_s.sum(axis=-2)
+                fill_s = ranks_s.sum(axis=-1) - ranks_s.max(axis=-1)
+                each_s = each_s + costs.bubble_share * fill_s / costs.vpp
                 bounded.append((float(np.min(each_s)), stages))
         parts = optimistic_step(placed.context, placed.times).parts
         beside_s = float(np.min(sum(np.asarray(parts[name]) for name in _WHATEVER_THE_SPLIT)))
@@ -529,9 +590,10 @@ class LayoutPricing:
         for pipeline_s, stages in sorted(bounded):
             if pipeline_s + beside_s >= cutoff_s:
                 break
-            step = exact_step(placed.context, stages, placed.times, played=False)
-            if np.min(step.seconds) >= cutoff_s:
-                continue
+            if self._workload.model.unlike_layers:
+                step = exact_step(placed.context, stages, placed.times, played=False)
+                if np.min(step.seconds) >= cutoff_s:
+                    continue
             split = Split(stages=stages, time_s=pipeline_s)
             if not (yield from self._fit_memory([split])):
                 self.memory_limits = True
@@ -553,7 +615,9 @@ class LayoutPricing:
     ) -> Asking[tuple[StepSeconds, float]]:
         """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
         first, even = yield [StepQuestion(placed, stages), StepQuestion(placed, None)]
-        if costs.partial and costs.leading:  # what hides communication then depends on the split
+        if (
+            costs.partial and costs.leading
+        ) or costs.order_of_ranks:  # what hides communication then depends on the split
             return first, float(np.max(first.charged_s))
         return first, float(np.max(np.maximum(first.charged_s - even.charged_s, 0.0)))
 
@@ -595,12 +659,13 @@ class LayoutPricing:
 
 def _rows_with_equal_costs(columns: FloatArray) -> list[tuple[LayerCosts, IntArray]]:
     """Each different set of layer costs, columns [columns, k], with the rows that have it."""
+    number = len(fields(LayerCosts))
     if (columns == columns[:, :1]).all():
-        return [(LayerCosts(*columns[:, 0].tolist()), np.arange(columns.shape[1]))]
+        return [(LayerCosts(*columns[:number, 0].tolist()), np.arange(columns.shape[1]))]
     unique, back = np.unique(columns.T, axis=0, return_inverse=True)
     groups = []
     for group, values in enumerate(unique.tolist()):
-        groups.append((LayerCosts(*values), np.flatnonzero(back.reshape(-1) == group)))
+        groups.append((LayerCosts(*values[:number]), np.flatnonzero(back.reshape(-1) == group)))
     return groups
 
 

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
+from math import ceil, floor, inf
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -39,6 +39,8 @@ from meshwright.costmodel.workload import Workload
 ALL_LAYERS = 1_000_000
 """`recompute_layers` that means every layer."""
 
+Order = tuple[tuple[float, float], ...]
+"""Of every layer its seconds, and what recomputing it adds."""
 FitsRank = Callable[[int, int, int], bool]
 """(rank, layers, leading layers among them) -> whether that rank fits in memory."""
 FitsPart = Callable[[int], NDArray[np.bool_]]
@@ -83,9 +85,10 @@ class SplitCosts:
     order: tuple[tuple[float, float], ...] = ()
     """Of unlike layers, in their order: seconds of each, and what recomputing it adds. `layer_s` and
     `leading_s` are means then, and decide nothing but what `stages_s` says."""
-    order_behind: tuple[tuple[float, float], ...] = ()
-    """The same of ranks behind the first, where layers that run forward alone on that one take longer; empty
-    where there are none."""
+    order_of_ranks: tuple[Order, ...] = ()
+    """The same on each rank, where layers that run forward alone on the first one take longer behind it, or
+    stages lie unlike each other. Empty where there is no such rank; on none a layer takes less than in
+    `order`."""
     order_loads: tuple[tuple[float, int], ...] = ()
     """Of layers with unlike bytes, in their order: parameters outside experts of each, and whether it has
     experts. `layer_load` is their mean then."""
@@ -177,6 +180,15 @@ class SplitCosts:
         bubble = self.bubble_share * (sum(sums) - max(sums)) / self.vpp
         return self.num_micro_batches * sum(slowest) + bubble
 
+    def counts_of(self, stages: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
+        """(layers, leading ones among them) of each rank."""
+        before, leading = 0, [0] * self.pp
+        for chunk in range(self.pp * self.vpp):
+            level, rank = divmod(chunk, self.pp)
+            leading[rank] += min(max(self.leading - before, 0), stages[rank][level])
+            before += stages[rank][level]
+        return [(sum(row), own) for row, own in zip(stages, leading, strict=True)]
+
     def at_the_cheapest(self) -> SplitCosts:
         """The same with every layer as cheap as the cheapest kind; itself where layers are alike."""
         if not self.order:
@@ -189,7 +201,7 @@ class SplitCosts:
             layer_recompute_s=again_s,
             leading_recompute_s=again_s,
             order=(),
-            order_behind=(),
+            order_of_ranks=(),
             order_loads=(),
             begins=(),
         )
@@ -280,6 +292,33 @@ def level_splits(
                 stages = _with_gaps(caps, pp, first, last, missing - first - last)
                 if stages is not None:
                     splits[stages] = None
+    return tuple(splits)
+
+
+def splits_by_place(costs: SplitCosts) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Splits for ranks in step of which some are slower than others: `level_splits` of the fast ones, and
+    fewer layers on the slow ones, evenly.
+
+    Any share of the ranks may count as slow that is slower than all others. They get about as many layers as
+    take them as long as the others; none where all are as fast, or stages begin at some layers alone.
+    """
+    if costs.begins or not costs.order_of_ranks:
+        return ()
+    seconds = [sum(each for each, _ in order) for order in costs.order_of_ranks]
+    splits: dict[tuple[tuple[int, ...], ...], None] = {}
+    for limit_s in sorted(set(seconds))[:-1]:
+        fast = [rank for rank, each_s in enumerate(seconds) if each_s <= limit_s]
+        slow = [rank for rank in range(costs.pp) if rank not in fast]
+        pace = sum(1.0 / each_s for each_s in seconds)
+        mean = costs.layers * sum(1.0 / seconds[rank] for rank in slow) / pace / len(slow)
+        for own in range(max(costs.vpp, floor(mean) - 1), ceil(mean) + 2):
+            rest = costs.layers - own * len(slow)
+            if rest < len(fast) * costs.vpp:
+                break
+            for others in level_splits(rest, len(fast), costs.vpp):
+                rows = dict(zip(fast, others, strict=True))
+                rows |= dict.fromkeys(slow, even_chunks(1, own, costs.vpp))
+                splits[tuple(rows[rank] for rank in range(costs.pp))] = None
     return tuple(splits)
 
 
@@ -421,10 +460,12 @@ def _in_order_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
 
 
 def _end_kind(costs: SplitCosts, rank: int) -> int:
-    """0 for the first rank, 2 for the last, 1 for all others, which cost alike."""
-    if rank == 0:
-        return 0
-    return 2 if rank == costs.pp - 1 else 1
+    """0 for the first rank, 1 for the last, from 2 on for the others, which cost alike if their layers do."""
+    if rank in (0, costs.pp - 1):
+        return int(rank > 0)
+    return 2 + (
+        costs.order_of_ranks.index(costs.order_of_ranks[rank]) if costs.order_of_ranks else 0
+    )
 
 
 def _longest_sums(totals: Sequence[float], most: Sequence[float]) -> list[float]:
@@ -768,7 +809,7 @@ def parts_of(costs: SplitCosts, rank: int) -> Parts:
     to = np.maximum(np.minimum(begin + min(costs.recompute_layers, costs.layers), end), begin)
     seconds = np.full(layers.shape, costs.first_s * in_front + costs.last_s * at_end)
     # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
-    order = costs.order if in_front else costs.order_behind or costs.order
+    order = costs.order_of_ranks[rank] if costs.order_of_ranks else costs.order
     for kind_s, again_s in dict.fromkeys(order):
         own = [each == (kind_s, again_s) for each in order]
         before = np.concatenate([[0.0], np.cumsum(own)])
@@ -862,7 +903,7 @@ class _OrderedRanks(_Ranks):
         low = self._least("seconds", self._only_seconds())
         if low is None:
             return
-        if self.costs.partial or self.costs.order_behind:
+        if self.costs.partial or self.costs.order_of_ranks:
             yield from self._by_sums(low, slack_s)
             return
         limit_s = (self._pipeline_s(self._seconds[low], 0) + slack_s) * (1 + 1e-12)

@@ -184,6 +184,7 @@ class LayoutSearch:
         self._on_all_gpus: Priced | None = None
         """The fastest price so far of a layout that leaves no GPU idle."""
         self._pool = LayoutPool()
+        self._mapped: list[tuple[int, Layout, FloatArray]] = []
         self._undecided_s = inf
         """No mapping of a priced layout that stayed undecided is faster than this."""
         self._unexplored_s = 0.0
@@ -222,6 +223,7 @@ class LayoutSearch:
                 self._scan_space()
             self._unexplored_s = inf
             self._close()
+            self._price_stages_apart()
             self._look_beyond_the_lists()
         except (OutOfTimeError, AnyPlanFoundError):
             open_s = min(self._pool.least_s(), self.chooser.least_s())
@@ -686,6 +688,31 @@ class LayoutSearch:
             else:
                 beside = fewest
 
+    def _price_stages_apart(self) -> None:
+        """Prices layouts with each pipeline stage by its own place, where that may beat the best price.
+
+        Whatever was left out before its mappings were bounded is slower so too: those bounds hold wherever
+        stages lie.
+        """
+        waiting: list[tuple[float, int, Layout]] = []
+        for index, layouts, bound_s in self._mapped:
+            layouts = layouts.take(bound_s < self._cutoff_s)
+            apart_s = self._branches[index].pricing.apart_bounds_s(layouts)
+            for row in np.flatnonzero(apart_s < self._cutoff_s).tolist():
+                waiting.append((float(apart_s[row]), index, layouts.scalar(row)))
+        best = [priced.layout for priced in self._best_prices()]
+        waiting.sort(key=lambda each: (each[2] not in best, each[0]))
+        for least_s, index, layout in waiting:
+            if least_s < self._cutoff_s:
+                self._remaining_s()
+                branch = self._branches[index]
+                priced = branch.pricing.exact_apart(layout, least_s, self._cutoff_s)
+                if __import__("os").environ.get("DBG"):
+                    print("apart", round(least_s/self._cutoff_s,4), [getattr(layout,k) for k in ("tp","cp","pp","dp","ep","etp","vpp","micro_batch","recompute")], priced and round(priced.step_time_s/self._cutoff_s,4), round(branch.pricing.undecided_s/self._cutoff_s,4), round(time.process_time(),2), flush=True)
+                self._undecided_s = min(self._undecided_s, branch.pricing.undecided_s)
+                if priced is not None:
+                    self._take(replace(priced, execution=branch.execution_of(priced.layout)))
+
     def _look_beyond_the_lists(self) -> None:
         """Closes the mappings that no list has, as far as it goes: their bound decides on the proof."""
         for branch in () if self._sought.listed_only else self._branches:
@@ -762,6 +789,7 @@ class LayoutSearch:
         for index in np.unique(self._pool.branch[rows]):
             own = rows[self._pool.branch[rows] == index]
             bounded = self._branches[index].mapping_bounds(self._pool.take(own), self._top_k)
+            self._mapped.append((int(index), self._pool.take(own), self._pool.bound_s[own].copy()))
             for row, bounds in zip(own, bounded, strict=True):
                 self._pool.set_mappings(int(row), bounds)
 
