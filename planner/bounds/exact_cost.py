@@ -539,61 +539,52 @@ class LayoutPricing:
             return False
         return not costs.partial or min(map(min, stages)) >= costs.recompute_layers
 
-    def _in_step(
-        self, placed: PlacedLayout, costs: SplitCosts, level: Sequence[Stages]
-    ) -> list[Stages]:
-        """Level splits that fit, and those by place that would be no faster if all stages lay best.
-
-        Bounds that know level splits alone hold for all of these.
-        """
-        every = [stages for stages in level if self._holds(stages, costs)]
-        best = placed.times.on_best_stage()
-
-        def pace_s(stages: Stages) -> float:
-            chunks_s = chunk_loads(placed.context, best, stages)
-            return float(np.min(chunks_s.max(axis=-1).sum(axis=-1)))
-
-        least_s = min(map(pace_s, every), default=inf)
-        by_place = [
+    def _by_place(self, costs: SplitCosts) -> list[Stages]:
+        """Splits by the places of stages that fit."""
+        return [
             stages
             for stages in splits_by_place(costs)
             if all(self._fit.fits(rank, *own) for rank, own in enumerate(costs.counts_of(stages)))
             and self._holds(stages, costs)
-            and pace_s(stages) >= least_s * (1 - ROUNDING)
         ]
-        return [*every, *by_place]
 
     def _splits_of_unlike(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> Asking[list[PricedSplit]]:
         """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
-        bounded, micro_batches = [], int(placed.layout.num_micro_batches)
-        level = level_splits(
-            costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends, begins=costs.begins
+        level = [
+            stages
+            for stages in level_splits(
+                costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends, begins=costs.begins
+            )
+            if self._holds(stages, costs)
+        ]
+        is_unlike = bool(self._workload.model.unlike_layers)
+        by_place = [] if is_unlike or not level else self._by_place(costs)
+        bounded, pace_s = [], inf
+        for stages in (*level, *by_place):
+            if is_unlike:
+                each_s = least_interleaved_s(placed.context, placed.times, stages)
+            else:
+                each_s, slowest_s = _least_in_step_s(placed, costs, stages)
+                pace_s = min(pace_s, slowest_s)
+            bounded.append((float(np.min(each_s)), stages))
+        least = optimistic_step(
+            placed.context, placed.times, pace_s * (1 - ROUNDING) if np.isfinite(pace_s) else 0.0
         )
-        if self._workload.model.unlike_layers:
-            for stages in level:
-                if self._holds(stages, costs):
-                    each_s = least_interleaved_s(placed.context, placed.times, stages)
-                    bounded.append((float(np.min(each_s)), stages))
-        else:
-            for stages in self._in_step(placed, costs, level):
-                chunks_s = chunk_loads(placed.context, placed.times, stages)
-                each_s = micro_batches * chunks_s.max(axis=-1).sum(axis=-1)
-                ranks_s = chunks_s.sum(axis=-2)
-                fill_s = ranks_s.sum(axis=-1) - ranks_s.max(axis=-1)
-                each_s = each_s + costs.bubble_share * fill_s / costs.vpp
-                bounded.append((float(np.min(each_s)), stages))
-        parts = optimistic_step(placed.context, placed.times).parts
-        beside_s = float(np.min(sum(np.asarray(parts[name]) for name in _WHATEVER_THE_SPLIT)))
+        if not is_unlike and np.min(least.seconds) >= cutoff_s:
+            return []
+        beside_s = float(np.min(sum(np.asarray(least.parts[name]) for name in _WHATEVER_THE_SPLIT)))
         priced_splits = []
         for pipeline_s, stages in sorted(bounded):
             if pipeline_s + beside_s >= cutoff_s:
                 break
-            if self._workload.model.unlike_layers:
+            if is_unlike:
                 step = exact_step(placed.context, stages, placed.times, played=False)
                 if np.min(step.seconds) >= cutoff_s:
                     continue
+            elif stages not in level and not _no_faster_if_alike(placed, stages, level):
+                continue
             split = Split(stages=stages, time_s=pipeline_s)
             if not (yield from self._fit_memory([split])):
                 self.memory_limits = True
@@ -655,6 +646,32 @@ class LayoutPricing:
             return True
         held = offloaded_states_gib(self._workload, self._layout, stages)
         return bool(np.max(held) <= self._fit.host_limit_gib)
+
+
+def _least_in_step_s(
+    placed: PlacedLayout, costs: SplitCosts, stages: Stages
+) -> tuple[FloatArray, float]:
+    """What the pipeline of ranks in step takes for the step, where layers are alike, and their pace."""
+    chunks_s = chunk_loads(placed.context, placed.times, stages)
+    ranks_s = chunks_s.sum(axis=-2)
+    fill_s = ranks_s.sum(axis=-1) - ranks_s.max(axis=-1)
+    slowest_s = chunks_s.max(axis=-1).sum(axis=-1)
+    pipeline_s = costs.num_micro_batches * slowest_s + costs.bubble_share * fill_s / costs.vpp
+    return np.asarray(pipeline_s), float(np.min(slowest_s))
+
+
+def _no_faster_if_alike(placed: PlacedLayout, stages: Stages, level: Sequence[Stages]) -> bool:
+    """Whether ranks of a split would be no faster than those of level splits if all stages lay best.
+
+    Only such splits by place are looked at, so that bounds which know level splits alone hold for them.
+    """
+    best = placed.times.on_best_stage()
+
+    def pace_s(split: Stages) -> float:
+        chunks_s = chunk_loads(placed.context, best, split)
+        return float(np.min(chunks_s.max(axis=-1).sum(axis=-1)))
+
+    return pace_s(stages) >= min(map(pace_s, level)) * (1 - ROUNDING)
 
 
 def _rows_with_equal_costs(columns: FloatArray) -> list[tuple[LayerCosts, IntArray]]:

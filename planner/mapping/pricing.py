@@ -389,8 +389,6 @@ PROMISING = 1.05
 """Of the best price: within this an unproven layout gets the mapping with the least traffic."""
 WORTH_APART = 1.01
 """Where experts' traffic slows a layer by less than this on the worst of places, that prices all stages."""
-MOST_BY_STAGE = 6
-"""Ways in which stages can lie that are priced for a layout, the least bounds first."""
 TRIES = 3
 """Mappings priced where profiles stand for others too, so that none meets its profile's price."""
 MAPPING_LIMIT_S = 2.0
@@ -566,6 +564,7 @@ class MappedPricing(CostModelPricing):
     def exact_apart(self, layout: Layout, least_s: float, cutoff_s: float) -> Priced | None:
         """The fastest mapping with stages priced by their own places; None where none beats the cutoff."""
         self._undecided_s = inf
+        self._tell_stages_apart(_array_of(layout))
         space = self._space_apart(layout)
         if space is None:
             return None
@@ -573,13 +572,17 @@ class MappedPricing(CostModelPricing):
 
     def _bounded_by_stage(self, space: _MappingSpace, layout: Layout) -> FloatArray:
         """Bounds of these profiles, no matter which stage is which."""
-        profiles = space.profiles
-        numbers: dict[Need, int] = {}
-        of_need = np.array([numbers.setdefault(need, len(numbers)) for need in profiles.needs])
-        rows = np.unique(of_need, return_index=True)[1]
-        few = [_Rows(placement=profiles.rows(rows), apart=profiles.apart)]
-        (bound_s,) = profile_bounds(self._workload, _array_of(layout), few, self._limit_gib)
-        return np.where(space.excluded, inf, bound_s[of_need])
+        profiles, bound_s = space.profiles, np.full(len(space.excluded), inf)
+        of_need: dict[Need, list[int]] = {}
+        for row in np.flatnonzero(~space.excluded).tolist():
+            of_need.setdefault(profiles.needs[row], []).append(row)
+        if of_need:
+            first = np.array([rows[0] for rows in of_need.values()])
+            few = [_Rows(placement=profiles.rows(first), apart=profiles.apart)]
+            (each_s,) = profile_bounds(self._workload, _array_of(layout), few, self._limit_gib)
+            for rows, least_s in zip(of_need.values(), each_s.tolist(), strict=True):
+                bound_s[rows] = least_s
+        return bound_s
 
     def mappings(self, layout: Layout) -> Matrices:
         """The profiles of a layout, or its listed mappings, by number; none where no slots hold it."""
@@ -796,8 +799,9 @@ class MappedPricing(CostModelPricing):
             return priced
         apart = None
         if priced.stage_ep is not None:
-            self._tell_stages_apart(_array_of(priced.layout))
-            apart = self._space_apart(priced.layout)
+            layout = replace(priced.layout, recompute_layers=0)
+            self._tell_stages_apart(_array_of(layout))
+            apart = self._space_apart(layout)
         instance = replace(
             choice_instance(workload, priced.layout, priced.stages), stages_apart=apart is not None
         )

@@ -20,9 +20,10 @@ from meshwright.costmodel.collectives import best_beyond
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import GROUPS, LAYER_AXES, Layout, Placement, StagedPlacement
-from meshwright.costmodel.rank_load import least_work_s
+from meshwright.costmodel.rank_load import last_rank_s, least_work_s
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import (
     GROUPS_OF_TRAFFIC,
     rows_of_context,
@@ -638,14 +639,9 @@ class _Stages(NamedTuple):
         # most, add up to all work: each stage has a share of no more than the busiest one's seconds.
         work_s = layers_s + (np.asarray(least_work_s(context, best)) - layers_s) / slowest
         busiest_s = work_s / np.add.reduceat(1.0 / slower, starts) * (1 - BOUND_ROUNDING)
-        main, number = (
-            (times.moe, model.moe_layers) if model.moe_layers else (times.dense, model.layers)
-        )
-        if not times.unlike and main is not None:
-            in_whole_s = _whole_layers_s(
-                np.asarray(main.seconds), np.asarray(times.head.seconds), number, starts, busiest_s
-            )
-            busiest_s = np.maximum(busiest_s, in_whole_s)
+        if not times.unlike:
+            whole = _WholeLayers.of(times, model, starts)
+            busiest_s = np.maximum(busiest_s, whole.least_busiest_s(busiest_s))
         return cls(best, differ, np.where(differ, busiest_s, 0.0))
 
 
@@ -655,40 +651,54 @@ HALVINGS = 30
 """Of the range in which the least pace is looked for."""
 
 
-def _whole_layers_s(
-    layer_s: FloatArray, head_s: FloatArray, layers: int, starts: IntArray, least_s: FloatArray
-) -> FloatArray:
-    """What the busiest stage takes at the least, for so many whole layers dealt out at will, [n].
+class _WholeLayers(NamedTuple):
+    """Layers of one kind, dealt out whole to stages: those of the first profile, then of the next."""
 
-    Parameters
-    ----------
-    layer_s, head_s
-        Seconds of a layer and of the head on each stage, those of the first profile, then of the next. The
-        head lies where it takes the fewest layers' time, as any stage may be the last one.
-    layers
-        To be dealt out.
-    starts
-        Where each profile's stages begin.
-    least_s
-        Of each profile; the pace is no less.
-    """
-    counts = np.diff(starts, append=len(layer_s))
-    # With one layer more than its share of them, the busiest has room for all.
-    low = least_s
-    high = low + np.maximum.reduceat(layer_s, starts) + np.maximum.reduceat(head_s, starts)
+    layer_s: FloatArray
+    """Of one layer on each stage."""
+    front_s: FloatArray
+    """What the first stage does besides, were it the first."""
+    end_s: FloatArray
+    """What the last one does besides, were it the last."""
+    number: int
+    """Of layers."""
+    starts: IntArray
+    """Where each profile's stages begin."""
 
-    def holds(limit_s: FloatArray) -> BoolArray:
+    @classmethod
+    def of(cls, times: KindTimes, model: ModelSpec, starts: IntArray) -> _WholeLayers:
+        """Of a model's layers with experts, with times on each stage."""
+        assert times.moe is not None
+        layer_s = np.asarray(times.moe.seconds)
+        ends = (times.embedding.seconds, last_rank_s(times, model.mtp_layers))
+        front_s, end_s = (np.broadcast_to(np.asarray(each), layer_s.shape) for each in ends)
+        return cls(layer_s, front_s, end_s, model.moe_layers, starts)
+
+    def least_busiest_s(self, least_s: FloatArray) -> FloatArray:
+        """What the busiest stage takes at the least, [profiles], no less than `least_s`.
+
+        Any stage may be the first or the last: these lie where that takes the fewest layers' room.
+        """
+        low, most = least_s, np.maximum.reduceat(self.layer_s, self.starts)
+        high = low + 2 * most
+        for ends in (self.front_s, self.end_s):
+            high = high + np.maximum.reduceat(ends, self.starts)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            fits = self._hold(middle)
+            low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+        return np.asarray(low * (1 - BOUND_ROUNDING))
+
+    def _hold(self, limit_s: FloatArray) -> BoolArray:
+        """Whether stages have room for all layers within some seconds each, [profiles]."""
+        counts = np.diff(self.starts, append=len(self.layer_s))
         limits = np.repeat(limit_s, counts) * (1 + BOUND_ROUNDING)
-        room = np.floor(limits / layer_s)
-        beside = np.where(limits < head_s, -np.inf, np.floor((limits - head_s) / layer_s))
-        lost = np.minimum.reduceat(room - beside, starts)
-        return np.asarray(np.add.reduceat(room, starts) - lost >= layers)
-
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        fits = holds(middle)
-        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
-    return low * (1 - BOUND_ROUNDING)
+        room = np.floor(limits / self.layer_s)
+        held = np.add.reduceat(room, self.starts)
+        for ends in (self.front_s, self.end_s):
+            beside = np.maximum(np.floor((limits - ends) / self.layer_s), 0.0)
+            held = held - np.minimum.reduceat(room - beside, self.starts)
+        return np.asarray(held >= self.number)
 
 
 def _seconds(
