@@ -437,7 +437,9 @@ class LayoutPricing:
             if not np.isfinite(busiest_s):
                 self.memory_limits = self.nothing_fits = True
                 return best
-            if best[0] < inf:
+            # Splits by place are bounded one by one, each no worse than the bound of all.
+            by_place = split_costs.in_step and split_costs.vpp > 1 and split_costs.order_of_ranks
+            if best[0] < inf and not (by_place and not self._workload.model.unlike_layers):
                 bound = yield from self._bound(every.rows(members), busiest_s)
                 faster = bound < best[0]
                 # Memory decides here: with more layers recomputed, a mapping may be faster than it allows.

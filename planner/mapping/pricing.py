@@ -389,6 +389,8 @@ PROMISING = 1.05
 """Of the best price: within this an unproven layout gets the mapping with the least traffic."""
 WORTH_APART = 1.01
 """Where experts' traffic slows a layer by less than this on the worst of places, that prices all stages."""
+FEW_NEEDS = 8
+"""Ways in which stages can lie that are priced without bounds of their own."""
 TRIES = 3
 """Mappings priced where profiles stand for others too, so that none meets its profile's price."""
 MAPPING_LIMIT_S = 2.0
@@ -576,7 +578,9 @@ class MappedPricing(CostModelPricing):
         of_need: dict[Need, list[int]] = {}
         for row in np.flatnonzero(~space.excluded).tolist():
             of_need.setdefault(profiles.needs[row], []).append(row)
-        if of_need:
+        if len(of_need) <= FEW_NEEDS:
+            bound_s[~space.excluded] = 0.0
+        else:
             first = np.array([rows[0] for rows in of_need.values()])
             few = [_Rows(placement=profiles.rows(first), apart=profiles.apart)]
             (each_s,) = profile_bounds(self._workload, _array_of(layout), few, self._limit_gib)
