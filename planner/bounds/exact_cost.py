@@ -546,7 +546,7 @@ class LayoutPricing:
         return [
             stages
             for stages in splits_by_place(costs)
-            if all(self._fit.fits(rank, *own) for rank, own in enumerate(costs.counts_of(stages)))
+            if all(self._fit.fits(rank, *n) for rank, n in enumerate(costs.counts_of(stages)))
             and self._holds(stages, costs)
         ]
 
@@ -571,12 +571,12 @@ class LayoutPricing:
                 each_s, slowest_s = _least_in_step_s(placed, costs, stages)
                 pace_s = min(pace_s, slowest_s)
             bounded.append((float(np.min(each_s)), stages))
-        least = optimistic_step(
+        bound = optimistic_step(
             placed.context, placed.times, pace_s * (1 - ROUNDING) if np.isfinite(pace_s) else 0.0
         )
-        if not is_unlike and np.min(least.seconds) >= cutoff_s:
+        if not is_unlike and np.min(bound.seconds) >= cutoff_s:
             return []
-        beside_s = float(np.min(sum(np.asarray(least.parts[name]) for name in _WHATEVER_THE_SPLIT)))
+        beside_s = float(np.min(sum(np.asarray(bound.parts[name]) for name in _WHATEVER_THE_SPLIT)))
         priced_splits = []
         for pipeline_s, stages in sorted(bounded):
             if pipeline_s + beside_s >= cutoff_s:

@@ -488,22 +488,22 @@ class MappedPricing(CostModelPricing):
         rows = [row for row, layout in enumerate(each) if layout not in self._stages_apart]
         self._stages_apart |= {each[row]: False for row in rows}
         for gpus in {int(each[row].gpus) for row in rows}:
-            own = [
+            staged = [
                 row
                 for row in rows
                 if int(each[row].gpus) == gpus and prices_stages_apart(each[row])
             ]
-            if not own or self._workload.model.moe is None:
+            if not staged or self._workload.model.moe is None:
                 continue
-            workload, layouts_there = self._workload.on(gpus), layouts.take(np.array(own))
+            workload, layouts_there = self._workload.on(gpus), layouts.take(np.array(staged))
             sides = []
             for share in (workload.cluster.gpus_per_node, gpus):
                 placement = _with_experts_in(workload, layouts_there, share)
                 times = shared_times(make_context(workload, layouts_there, placement), LAYER_AXES)
                 assert times is not None
                 assert times.moe is not None
-                sides.append(np.broadcast_to(np.asarray(times.moe.seconds), (len(own),)))
-            for row, cut_s, whole_s in zip(own, *sides, strict=True):
+                sides.append(np.broadcast_to(np.asarray(times.moe.seconds), (len(staged),)))
+            for row, cut_s, whole_s in zip(staged, *sides, strict=True):
                 self._stages_apart[each[row]] = bool(cut_s > WORTH_APART * whole_s)
 
     def _is_counted(self, layout: Layout) -> bool:
@@ -556,9 +556,9 @@ class MappedPricing(CostModelPricing):
                 spaces[row] = space
         bound_s = np.full(layouts.broadcast_shape()[0], inf)
         if spaces:
-            own = layouts.take(np.array(list(spaces)))
+            near = layouts.take(np.array(list(spaces)))
             profiles = [space.profiles for space in spaces.values()]
-            each = profile_bounds(self._workload, own, profiles, self._limit_gib)
+            each = profile_bounds(self._workload, near, profiles, self._limit_gib)
             for (row, space), seconds in zip(spaces.items(), each, strict=True):
                 bound_s[row] = np.where(space.excluded, inf, seconds).min(initial=inf)
         return bound_s

@@ -640,8 +640,8 @@ class _Stages(NamedTuple):
         work_s = layers_s + (np.asarray(least_work_s(context, best)) - layers_s) / slowest
         busiest_s = work_s / np.add.reduceat(1.0 / slower, starts) * (1 - BOUND_ROUNDING)
         if not times.unlike:
-            whole = _WholeLayers.of(times, model, starts)
-            busiest_s = np.maximum(busiest_s, whole.least_busiest_s(busiest_s))
+            dealt = _WholeLayers.of(times, model, starts)
+            busiest_s = np.maximum(busiest_s, dealt.least_busiest_s(busiest_s))
         return cls(best, differ, np.where(differ, busiest_s, 0.0))
 
 
@@ -679,8 +679,8 @@ class _WholeLayers(NamedTuple):
 
         Any stage may be the first or the last: these lie where that takes the fewest layers' room.
         """
-        low, most = least_s, np.maximum.reduceat(self.layer_s, self.starts)
-        high = low + 2 * most
+        low = least_s
+        high = low + 2 * np.maximum.reduceat(self.layer_s, self.starts)
         for ends in (self.front_s, self.end_s):
             high = high + np.maximum.reduceat(ends, self.starts)
         for _ in range(HALVINGS):
@@ -694,11 +694,11 @@ class _WholeLayers(NamedTuple):
         counts = np.diff(self.starts, append=len(self.layer_s))
         limits = np.repeat(limit_s, counts) * (1 + BOUND_ROUNDING)
         room = np.floor(limits / self.layer_s)
-        held = np.add.reduceat(room, self.starts)
+        layers = np.add.reduceat(room, self.starts)
         for ends in (self.front_s, self.end_s):
             beside = np.maximum(np.floor((limits - ends) / self.layer_s), 0.0)
-            held = held - np.minimum.reduceat(room - beside, self.starts)
-        return np.asarray(held >= self.number)
+            layers = layers - np.minimum.reduceat(room - beside, self.starts)
+        return np.asarray(layers >= self.number)
 
 
 def _seconds(
