@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layout import Layout, Placement, in_shape, is_among
+from meshwright.costmodel.layout import GROUPS, Layout, Placement, in_shape, is_among
 from meshwright.costmodel.schedules import traits
 from meshwright.costmodel.workload import Workload
 
@@ -81,8 +81,7 @@ class FinishedPlan:
 def spans_of(placement: Placement) -> dict[str, tuple[int, ...]]:
     """`FinishedPlan.spans` of groups that lie so."""
     return {
-        axis: tuple(int(count) for count in np.asarray(members))
-        for axis, members in vars(placement).items()
+        axis: tuple(int(count) for count in np.asarray(getattr(placement, axis))) for axis in GROUPS
     }
 
 

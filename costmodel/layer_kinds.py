@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -53,7 +53,15 @@ from meshwright.costmodel.layer_context import (
     streamed_passes_s,
     total,
 )
-from meshwright.costmodel.layout import Floats, Recompute, in_shape, recomputes_experts
+from meshwright.costmodel.layout import (
+    GROUPS,
+    Floats,
+    Placement,
+    Recompute,
+    StagedPlacement,
+    in_shape,
+    recomputes_experts,
+)
 from meshwright.costmodel.losses import head_passes_s
 from meshwright.costmodel.other_blocks import (
     block_launches,
@@ -305,8 +313,9 @@ class KindTime:
 
 
 def _of_layouts(seconds: Floats, index: NDArray[np.intp], size: int) -> NDArray[np.float64]:
-    """Seconds of the layouts at some positions among `size`."""
-    return in_shape(np.asarray(seconds, dtype=np.float64), (size,))[index]
+    """Seconds of the layouts at some positions among `size`; stage by stage where they are so."""
+    values = np.asarray(seconds, dtype=np.float64)
+    return values[index] if values.ndim > 1 else in_shape(values, (size,))[index]
 
 
 @dataclass(frozen=True)
@@ -322,6 +331,8 @@ class KindTimes:
     unlike: tuple[KindTime, ...] = ()
     """Of a layer of each kind in `ModelSpec.unlike_layers`, in the order in which kinds first appear; `dense`
     and `moe` are their means then."""
+    by_stage: KindTimes | None = None
+    """The same on each pipeline stage, arrays [..., pp], where these differ (`StagedPlacement`)."""
 
     @property
     def layers(self) -> tuple[KindTime, ...]:
@@ -351,6 +362,76 @@ class KindTimes:
         }
         unlike = tuple(kind.rows(index, size) for kind in self.unlike)
         return KindTimes(**kinds, unlike=unlike)
+
+    def _mapped(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> KindTimes:
+        """The same of all seconds changed in one way."""
+
+        def changed(kind: KindTime) -> KindTime:
+            return KindTime(
+                {name: change(np.asarray(part)) for name, part in kind.parts.items()},
+                change(np.asarray(kind.backward_s)),
+                {name: change(np.asarray(part)) for name, part in kind.full_recompute.items()},
+            )
+
+        kinds: dict[str, Any] = {
+            name: None if kind is None else changed(kind)
+            for name, kind in vars(self).items()
+            if name not in ("unlike", "by_stage")
+        }
+        return KindTimes(**kinds, unlike=tuple(map(changed, self.unlike)))
+
+    def on_best_stage(self) -> KindTimes:
+        """Seconds on no stage below these; the times themselves where stages are alike.
+
+        Returns
+        -------
+        KindTimes
+            Shaped like the times, without `by_stage`.
+        """
+        if self.by_stage is None:
+            return self
+        return self.by_stage._mapped(lambda seconds: seconds.min(axis=-1))
+
+    def with_one_stage(self) -> KindTimes:
+        """The times with an axis of one stage.
+
+        Returns
+        -------
+        KindTimes
+            Arrays of shape [..., 1].
+        """
+        return self._mapped(lambda seconds: seconds[..., None])
+
+    def least_of_runs(self, starts: NDArray[np.intp]) -> KindTimes:
+        """The least seconds of several layouts in turn, part by part.
+
+        Parameters
+        ----------
+        starts : array of int, shape [k]
+            Where each run of layouts begins, rising from 0.
+
+        Returns
+        -------
+        KindTimes
+            Arrays of shape [k], for times of shape [n].
+        """
+        return self._mapped(lambda seconds: np.minimum.reduceat(seconds, starts))
+
+    def in_shape(self, shape: tuple[int, ...]) -> KindTimes:
+        """The times as arrays of one shape.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            With as many entries as there are layouts.
+
+        Returns
+        -------
+        KindTimes
+            Arrays of this shape.
+        """
+        size = (int(np.prod(shape)),)
+        return self._mapped(lambda seconds: in_shape(seconds, size).reshape(shape))
 
     def beside(self, other: KindTimes) -> KindTimes:
         """The times of these layouts, and after them those of further layouts.
@@ -396,6 +477,12 @@ def kind_times(c: Context) -> KindTimes:
         Seconds of one micro-batch, shaped like the layouts broadcast against the placements; where samples
         are dealt to ranks one by one, of what a rank runs in its place in the mean.
     """
+    if isinstance(c.placement, StagedPlacement):
+        plain = Placement(**{name: getattr(c.placement, name) for name in GROUPS})
+        by_stage = kind_times(_stage_by_stage(c, c.placement)).in_shape(
+            c.placement.stage_ep.shape[:-1]
+        )
+        return replace(kind_times(replace(c, placement=plain)), by_stage=by_stage)
     if is_dealt(c.workload):
         samples = samples_of_micro_batch(c)
         return _in_all([(kind_times(each.context), each.number) for each in samples])
@@ -403,6 +490,18 @@ def kind_times(c: Context) -> KindTimes:
     for scoring, passes in _scoring_contexts(c):
         times = _with_scoring(times, _times_of_training(scoring), float(passes))
     return times
+
+
+def _stage_by_stage(c: Context, placement: StagedPlacement) -> Context:
+    """Every layout once for each of its stages, as that one lies."""
+    layout, stages = c.layout, placement.stage_ep.shape[-2]
+    if layout.broadcast_shape():
+        layout = layout.take(np.repeat(np.arange(layout.broadcast_shape()[0]), stages))
+    else:
+        layout = replace(
+            layout, micro_batch=np.full(len(placement.by_stage().ep), layout.micro_batch)
+        )
+    return replace(c, layout=layout, placement=placement.by_stage())
 
 
 def _in_all(samples: Sequence[tuple[KindTimes, Floats]]) -> KindTimes:

@@ -202,11 +202,11 @@ class Layout:
         """
         shape: tuple[int, ...] = ()
         for value in vars(self).values():
-            own = value.shape if isinstance(value, np.ndarray) else ()
-            if own and own != shape:
+            shape_of_field = value.shape if isinstance(value, np.ndarray) else ()
+            if shape_of_field and shape_of_field != shape:
                 if shape:
                     return np.broadcast_shapes(*map(np.shape, vars(self).values()))
-                shape = own
+                shape = shape_of_field
         return shape
 
     def _broadcast(self) -> dict[str, Any]:
@@ -300,6 +300,32 @@ class Placement:
 
 GROUPS = tuple(field.name for field in fields(Placement))
 """Every kind of group that has a place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedPlacement(Placement):
+    """A placement under which expert groups of some pipeline stages lie closer together than those of others.
+
+    `ep` has those that reach least far.
+    """
+
+    stage_ep: NDArray[np.int64]
+    """Of each stage's expert groups, shape [..., pp, levels]."""
+
+    def by_stage(self) -> Placement:
+        """Every stage as a placement of its own.
+
+        Returns
+        -------
+        Placement
+            Arrays of shape [n * pp, levels] for those of shape [n, levels], and [pp, levels] for [levels].
+        """
+        stages, levels = self.stage_ep.shape[-2:]
+        columns = {
+            name: np.repeat(np.asarray(getattr(self, name)).reshape(-1, levels), stages, axis=0)
+            for name in GROUPS
+        }
+        return Placement(**{**columns, "ep": self.stage_ep.reshape(-1, levels)})
 
 
 def recomputes_experts(layout: Layout) -> NDArray[np.bool_]:

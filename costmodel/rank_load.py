@@ -265,14 +265,15 @@ def split_parts(c: Context, times: KindTimes, stages: Stages, head_rank: Ints = 
     dict of str to array, shape [..., pp]
         Seconds by part; `head` is a part of its own.
     """
-    mtp_layers = c.workload.model.mtp_layers
-    if not times.unlike:
-        return rank_parts(times, rank_counts(c, stages), mtp_layers, head_rank)
-    rows = [
-        (kind, number.sum(axis=0), recomputed.sum(axis=0))
-        for kind, number, recomputed in _kinds_of_chunks(c, times, stages)
-    ]
-    return _with_ends(times, rows, mtp_layers, head_rank)
+    by_stage, own = times.by_stage is not None, times.by_stage or times
+    if own.unlike:
+        layers = [
+            (kind, number.sum(axis=0), recomputed.sum(axis=0))
+            for kind, number, recomputed in _kinds_of_chunks(c, own, stages)
+        ]
+    else:
+        layers = _means(own, rank_counts(c, stages))
+    return _with_ends(own, layers, c.workload.model.mtp_layers, head_rank, by_stage=by_stage)
 
 
 def _means(times: KindTimes, counts: LayerCounts) -> list[LayersOfKind]:
@@ -299,25 +300,30 @@ def _kinds_of_chunks(c: Context, times: KindTimes, stages: Stages) -> list[Layer
 
 
 def _with_ends(
-    times: KindTimes, layers: list[LayersOfKind], mtp_layers: int, head_rank: Ints
+    times: KindTimes,
+    layers: list[LayersOfKind],
+    mtp_layers: int,
+    head_rank: Ints,
+    *,
+    by_stage: bool = False,
 ) -> Parts:
-    """Parts of each rank's layers, with token table, head and MTP modules."""
+    """Parts of each rank's layers, with token table, head and MTP modules; times are [...] or `by_stage`."""
     rank = np.arange(len(layers[0][1]))
     first = (rank == 0).astype(np.float64)
     last = (rank == rank[head_rank]).astype(np.float64)
-    rows: list[Parts] = [{"head": np.asarray(times.head.seconds)[..., None] * last}]
+
+    def on_ranks(parts: Parts, number: NDArray[np.float64]) -> Parts:
+        axis = ... if by_stage else (..., None)
+        return {name: np.asarray(seconds)[axis] * number for name, seconds in parts.items()}
+
+    rows: list[Parts] = [on_ranks({"head": times.head.seconds}, last)]
     for kind, number, recomputed in layers:
-        rows.append(_on_ranks(kind.parts, number))
-        rows.append(_on_ranks(kind.full_recompute, recomputed))
-    rows.append(_on_ranks(times.embedding.parts, first))
+        rows.append(on_ranks(kind.parts, number))
+        rows.append(on_ranks(kind.full_recompute, recomputed))
+    rows.append(on_ranks(times.embedding.parts, first))
     if times.mtp is not None:
-        rows.append(_on_ranks(times.mtp.parts, mtp_layers * last))
+        rows.append(on_ranks(times.mtp.parts, mtp_layers * last))
     return add(*rows)
-
-
-def _on_ranks(parts: Parts, number: NDArray[np.float64]) -> Parts:
-    """Parts of shape [...] times a number of each rank: [..., pp]."""
-    return {name: np.asarray(seconds)[..., None] * number for name, seconds in parts.items()}
 
 
 def cheapest_layer_s(times: KindTimes) -> Floats:
@@ -1029,13 +1035,14 @@ def pass_parts(c: Context, stages: Stages) -> PassParts:
         Seconds of one micro-batch; compute first, then what waits for other ranks.
     """
     times = kind_times(c)
+    heads = [each.head for each in (times, times.by_stage) if each is not None]
     ends = (times.embedding, *((times.mtp,) if times.mtp is not None else ()))
     names = dict.fromkeys(name for kind in (*times.layers, *ends) for name in kind.parts)
     compute = [name for name in names if name not in _WAITS]
     listed = [*compute, "head", "recompute", *(name for name in _WAITS if name in names)]
 
     def _part_s(name: str, kind: KindTime) -> Floats:
-        if kind is times.head:
+        if any(kind is head for head in heads):
             return kind.seconds if name == "head" else 0.0
         return kind.parts.get(name, 0.0)
 
@@ -1046,7 +1053,7 @@ def pass_parts(c: Context, stages: Stages) -> PassParts:
         return _part_s(name, kind) * (kind.backward_s / kind.seconds)
 
     def _weight(name: str, kind: KindTime) -> Floats:
-        if kind is times.head:
+        if any(kind is head for head in heads):
             return _weight_gradient_s(kind) if name == "head" else 0.0
         return np.asarray(kind.parts.get(name, 0.0)) / 3.0 if name in _GEMMS else 0.0
 
@@ -1077,15 +1084,23 @@ def _over_chunks(
     per_recomputed: Callable[[KindTime], Floats],
 ) -> NDArray[np.float64]:
     """Sums over the layers of every chunk, with what each fully recomputed layer adds."""
-    layers, model = _kinds_of_chunks(c, times, stages), c.workload.model
+    priced, apart = times.by_stage or times, times.by_stage is not None
+    layers, model = _kinds_of_chunks(c, priced, stages), c.workload.model
     shape = np.shape(np.asarray(times.head.seconds))
     sums = np.zeros((*shape, *layers[0][1].shape))
+
+    def of_ranks(seconds: Floats) -> NDArray[np.float64]:
+        """Seconds of every rank, [..., pp], or one of them for all."""
+        values = np.asarray(seconds, dtype=np.float64)
+        return values if apart and values.ndim else values[..., None]
+
     for kind, number, recomputed in layers:
-        sums = sums + np.asarray(per_layer(kind))[..., None, None] * number
-        sums = sums + np.asarray(per_recomputed(kind))[..., None, None] * recomputed
-    sums[..., 0, 0] += per_layer(times.embedding)
-    end = np.asarray(per_layer(times.head))
-    if times.mtp is not None:
-        end = end + model.mtp_layers * per_layer(times.mtp)
-    sums[..., -1, 0 if is_v_shaped(c.layout) else -1] += end
+        sums = sums + of_ranks(per_layer(kind))[..., None, :] * number
+        sums = sums + of_ranks(per_recomputed(kind))[..., None, :] * recomputed
+    last = 0 if is_v_shaped(c.layout) else -1
+    end = per_layer(priced.head)
+    if priced.mtp is not None:
+        end = end + model.mtp_layers * per_layer(priced.mtp)
+    sums[..., 0, 0] += of_ranks(per_layer(priced.embedding))[..., 0]
+    sums[..., -1, last] += of_ranks(end)[..., last]
     return sums

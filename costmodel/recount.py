@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import first_outside_a_leaf
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import Layout, Placement, StagedPlacement
 
 Place = tuple[int, int]
 """(node, local GPU), both from 0."""
 IntArray = NDArray[np.int64]
 
 
-def recounted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Place]) -> Placement:
+def recounted_placement(
+    cluster: ClusterSpec, layout: Layout, ranks: Sequence[Place], *, by_stage: bool = False
+) -> Placement:
     """Members of a group inside one block of each level, as `Placement` means them.
 
     Of a ring: the GPUs in use in a block over the rings that leave it, least over blocks. Of an all-to-all:
@@ -39,21 +41,29 @@ def recounted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Pl
         Degrees of one layout.
     ranks : sequence of (node, local GPU)
         Where each rank runs.
+    by_stage : bool
+        Whether expert groups are counted stage by stage besides.
 
     Returns
     -------
     Placement
-        Arrays of shape [levels of `fabric_levels`], at least 1.
+        Arrays of shape [levels of `fabric_levels`], at least 1; a `StagedPlacement` by stage.
     """
     names = fabric_levels(cluster, len(ranks)).names
     node, gpu = np.array(ranks, dtype=np.int64).T
     members: dict[str, list[int]] = defaultdict(list)
+    of_stages: list[list[int]] = []
     for level in names:
         blocks = _blocks(cluster, level, node, gpu, outermost=level == names[-1])
+        below = of_stages[-1] if of_stages else [1] * int(layout.pp)
+        of_stages.append(list(map(max, below, _exchanges(layout, blocks))))
         for axis, count in _members(layout, blocks):
             inside = members[axis]
             inside.append(max(count, *inside[-1:], 1))
-    return Placement(**{axis: np.array(counts) for axis, counts in members.items()})
+    placement = Placement(**{axis: np.array(counts) for axis, counts in members.items()})
+    if not by_stage:
+        return placement
+    return StagedPlacement(**vars(placement), stage_ep=np.array(of_stages).T)
 
 
 def blocks_left(cluster: ClusterSpec, ranks: Sequence[Place]) -> Iterator[str]:
@@ -153,6 +163,13 @@ def _exchange(groups: IntArray) -> int:
     """Of groups [groups, size]: members in the block of the rank with the fewest of its group beside it."""
     starts = _starts(np.sort(groups, axis=1))
     return int(np.diff(starts, append=groups.size).min())
+
+
+def _exchanges(layout: Layout, blocks: IntArray) -> list[int]:
+    """`_exchange` of the expert groups of each stage."""
+    pp, ep, etp = int(layout.pp), int(layout.ep), int(layout.etp)
+    stages = blocks.reshape(pp, -1, ep, etp)
+    return [_exchange(np.moveaxis(stage, 1, -1).reshape(-1, ep)) for stage in stages]
 
 
 def _pipeline(groups: IntArray) -> int:

@@ -454,14 +454,14 @@ def one_f_one_b_s(
             before = ends.copy()
         started = []
         for first, number in ((turn % 2, 0), (1 - turn % 2, 1)):
-            own = ranks[first::2]
-            micro_batch = (turn - own if number == 0 else turn - 2 * pp + 1 + own) // 2
-            own = own[(micro_batch >= 0) & (micro_batch < m)]
-            if len(own):
-                at = slice(int(own[0]) + 1, int(own[-1]) + 2, 2)
+            active = ranks[first::2]
+            micro_batch = (turn - active if number == 0 else turn - 2 * pp + 1 + active) // 2
+            active = active[(micro_batch >= 0) & (micro_batch < m)]
+            if len(active):
+                at = slice(int(active[0]) + 1, int(active[-1]) + 2, 2)
                 source = slice(at.start + 2 * number - 1, at.stop + 2 * number - 1, 2)
                 begin = np.maximum(ends[:, at], ends[:, source])
-                started.append((at, begin + each_s[number][:, own]))
+                started.append((at, begin + each_s[number][:, active]))
         for at, end in started:
             ends[:, at] = end
         turn += 1

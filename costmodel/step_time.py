@@ -783,7 +783,7 @@ def optimistic_step(
         Seconds by part, arrays of shape [n].
     """
     times = times or kind_times(c)
-    busiest, least_work = even_layout_load(c, times)
+    busiest, least_work = even_layout_load(c, times.on_best_stage())
     busiest = np.maximum(busiest, busiest_s)
     step = _waiting_least(c, _with_parameters_spread(c, times, traffic), busiest, least_work)
     step = step._replace(numbers_of_groups=tuple(numbers_of_groups))

@@ -62,7 +62,7 @@ from meshwright.planner.mixed.document import AnyPlan, MixedPlan, Pipeline, stag
 from meshwright.planner.mixed.service import placed_on_parts
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan, with_digest
 from meshwright.planner.plan.make_plan import placed_on
-from meshwright.planner.plan.texts import group_placement, matrix_arrays
+from meshwright.planner.plan.texts import group_placement, matrix_arrays, with_stages
 from meshwright.planner.request.reader import limited_to_nodes, named_nodes
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import layout_from_document
@@ -509,7 +509,8 @@ def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, 
         assert doc is not None
         stages = tuple(tuple(rank) for rank in doc.stages)
         if is_irregular(cluster):
-            return group_placement(workload, layout, stages, {}, mapping.ranks), list(mapping.ranks)
+            placement = group_placement(workload, layout, stages, {}, mapping.ranks)
+            return with_stages(placement, mapping.stage_ep), list(mapping.ranks)
         return nested_placement(cluster, layout), list(mapping.ranks)
     return nested_placement(cluster, layout), allocated_places(cluster, int(layout.gpus))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple, TypeVar
@@ -24,8 +24,9 @@ from meshwright.costmodel.footprint import GIB, layer_bytes, offloaded_states_gi
 from meshwright.costmodel.hybrid_context import is_dealt
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Floats, Layout, Placement, Recompute
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Placement, Recompute
 from meshwright.costmodel.placement import placement_on
+from meshwright.costmodel.rank_load import chunk_loads
 from meshwright.costmodel.step_time import (
     StepTime,
     exact_step,
@@ -45,6 +46,7 @@ from meshwright.planner.bounds.layer_split import (
     frontier,
     least_busiest_rank_s,
     level_splits,
+    splits_by_place,
 )
 from meshwright.planner.bounds.mappings import Matrices, pick, rows_of_context
 from meshwright.planner.bounds.paces import MemoryFit
@@ -66,6 +68,8 @@ class Priced:
     step_time_s: float
     ranks: tuple[tuple[int, int], ...] | None = None
     """On an irregular allocation, (node, local GPU) of every rank; the matrix is empty then."""
+    stage_ep: tuple[tuple[int, ...], ...] | None = None
+    """`StagedPlacement.stage_ep`, where stages are priced apart."""
     execution: Execution = field(default_factory=Execution)
     """How it is run."""
     cut_uses: tuple[tuple[str, float], ...] = ()
@@ -102,11 +106,32 @@ class PlacedLayouts:
 
     @cached_property
     def costs(self) -> FloatArray:
-        """Columns of `LayerCosts`, [columns, r]."""
+        """Columns of `LayerCosts`, and behind them what layers take on each stage where these differ;
+        [columns, r].
+        """
         size, costs = (len(self.context.placement.tp),), costs_of_times(self.context, self.times)
-        return np.stack(
-            [np.broadcast_to(np.asarray(column), size) for column in vars(costs).values()]
-        )
+        columns = [np.broadcast_to(np.asarray(column), size) for column in vars(costs).values()]
+        if self.times.by_stage is not None:
+            for kind in self.times.by_stage.layers:
+                columns += [*np.asarray(kind.seconds).T, *np.asarray(kind.recompute_s).T]
+        return np.stack(columns)
+
+    def by_stage_s(self, row: int) -> list[list[tuple[float, float]]]:
+        """`unlike_s` of a row on each stage, of dense layers and those with experts where layers are alike;
+        empty where stages are.
+        """
+        if self.times.by_stage is None:
+            return []
+        kinds = [
+            zip(
+                np.asarray(kind.seconds)[row].tolist(),
+                np.asarray(kind.recompute_s)[row].tolist(),
+                strict=True,
+            )
+            for kind in self.times.by_stage.layers
+        ]
+        stages = [list(stage) for stage in zip(*kinds, strict=True)]
+        return [] if all(stage == stages[0] for stage in stages) else stages
 
     def unlike_s(self, row: int) -> list[tuple[float, float]]:
         """Seconds of each kind of unlike layers in a row, and what recomputing one adds."""
@@ -150,7 +175,7 @@ class PlacedLayout:
         placed = {name: np.asarray(column)[own] for name, column in vars(every.placement).items()}
         size = np.full(len(own), int(self.layout.micro_batch), dtype=np.int64)
         layout = replace(self.layout, micro_batch=size)
-        return replace(every, layout=layout, placement=Placement(**placed))
+        return replace(every, layout=layout, placement=replace(every.placement, **placed))
 
     @cached_property
     def times(self) -> KindTimes:
@@ -424,13 +449,18 @@ class LayoutPricing:
                 continue
             row = int(every.index[rows[0]])
             split_costs = self._fit.split_costs(
-                group_costs, every.among.unlike_s(row), every.among.backward_s(row)
+                group_costs,
+                every.among.unlike_s(row),
+                every.among.backward_s(row),
+                every.among.by_stage_s(row),
             )
             busiest_s = least_busiest_rank_s(split_costs, rooms)
             if not np.isfinite(busiest_s):
                 self.memory_limits = self.nothing_fits = True
                 return best
-            if best[0] < inf:
+            # Splits by place are bounded one by one, each no worse than the bound of all.
+            by_place = split_costs.in_step and split_costs.vpp > 1 and split_costs.order_of_ranks
+            if best[0] < inf and not (by_place and not self._workload.model.unlike_layers):
                 bound = yield from self._bound(every.rows(members), busiest_s)
                 faster = bound < best[0]
                 # Memory decides here: with more layers recomputed, a mapping may be faster than it allows.
@@ -532,31 +562,58 @@ class LayoutPricing:
         rest = [(split, seconds[split.stages]) for split in fitting]
         return [(fastest, first.seconds), *rest]
 
+    def _holds(self, stages: Stages, costs: SplitCosts) -> bool:
+        """Whether a split of ranks in step fits, and has a layer for each that is recomputed."""
+        if not self._fit.fits_stages(stages):
+            self.memory_limits = True
+            return False
+        return not costs.partial or min(map(min, stages)) >= costs.recompute_layers
+
+    def _by_place(self, costs: SplitCosts) -> list[Stages]:
+        """Splits by the places of stages that fit."""
+        return [
+            stages
+            for stages in splits_by_place(costs)
+            if all(self._fit.fits(rank, *n) for rank, n in enumerate(costs.counts_of(stages)))
+            and self._holds(stages, costs)
+        ]
+
     def _splits_of_unlike(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> Asking[list[PricedSplit]]:
         """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
-        bounded = []
-        for stages in level_splits(
-            costs.layers,
-            costs.pp,
-            costs.vpp,
-            empty_ends=costs.empty_ends,
-            begins=costs.begins,
-        ):
-            if not self._fit.fits_stages(stages):
-                self.memory_limits = True
-            elif not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
+        level = [
+            stages
+            for stages in level_splits(
+                costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends, begins=costs.begins
+            )
+            if self._holds(stages, costs)
+        ]
+        is_unlike = bool(self._workload.model.unlike_layers)
+        by_place = [] if is_unlike or not level else self._by_place(costs)
+        bounded, pace_s = [], inf
+        for stages in (*level, *by_place):
+            if is_unlike:
                 each_s = least_played_s(placed.context, placed.times, stages)
-                bounded.append((float(np.min(each_s)), stages))
-        parts = optimistic_step(placed.context, placed.times).parts
-        beside_s = float(np.min(sum(np.asarray(parts[name]) for name in _WHATEVER_THE_SPLIT)))
+            else:
+                each_s, slowest_s = _least_in_step_s(placed, costs, stages)
+                pace_s = min(pace_s, slowest_s)
+            bounded.append((float(np.min(each_s)), stages))
+        bound = optimistic_step(
+            placed.context, placed.times, pace_s * (1 - ROUNDING) if np.isfinite(pace_s) else 0.0
+        )
+        if not is_unlike and np.min(bound.seconds) >= cutoff_s:
+            return []
+        beside_s = float(np.min(sum(np.asarray(bound.parts[name]) for name in _WHATEVER_THE_SPLIT)))
         priced_splits = []
         for pipeline_s, stages in sorted(bounded):
             if pipeline_s + beside_s >= cutoff_s:
                 break
-            step = exact_step(placed.context, stages, placed.times, played=False)
-            if np.min(step.seconds) >= cutoff_s:
+            if is_unlike:
+                step = exact_step(placed.context, stages, placed.times, played=False)
+                if np.min(step.seconds) >= cutoff_s:
+                    continue
+            elif stages not in level and not _no_faster_if_alike(placed, stages, level):
                 continue
             split = Split(stages=stages, time_s=pipeline_s)
             if not (yield from self._fit_memory([split])):
@@ -579,7 +636,9 @@ class LayoutPricing:
     ) -> Asking[tuple[StepSeconds, float]]:
         """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
         first, even = yield [StepQuestion(placed, stages), StepQuestion(placed, None)]
-        if costs.partial and costs.leading:  # what hides communication then depends on the split
+        if (
+            costs.partial and costs.leading
+        ) or costs.order_of_ranks:  # what hides communication then depends on the split
             return first, float(np.max(first.charged_s))
         return first, float(np.max(np.maximum(first.charged_s - even.charged_s, 0.0)))
 
@@ -619,14 +678,41 @@ class LayoutPricing:
         return bool(np.max(held) <= self._fit.host_limit_gib)
 
 
+def _least_in_step_s(
+    placed: PlacedLayout, costs: SplitCosts, stages: Stages
+) -> tuple[FloatArray, float]:
+    """What the pipeline of ranks in step takes for the step, where layers are alike, and their pace."""
+    chunks_s = chunk_loads(placed.context, placed.times, stages)
+    ranks_s = chunks_s.sum(axis=-2)
+    fill_s = ranks_s.sum(axis=-1) - ranks_s.max(axis=-1)
+    slowest_s = chunks_s.max(axis=-1).sum(axis=-1)
+    pipeline_s = costs.num_micro_batches * slowest_s + costs.bubble_share * fill_s / costs.vpp
+    return np.asarray(pipeline_s), float(np.min(slowest_s))
+
+
+def _no_faster_if_alike(placed: PlacedLayout, stages: Stages, level: Sequence[Stages]) -> bool:
+    """Whether ranks of a split would be no faster than those of level splits if all stages lay best.
+
+    Only such splits by place are looked at, so that bounds which know level splits alone hold for them.
+    """
+    best = placed.times.on_best_stage()
+
+    def pace_s(split: Stages) -> float:
+        chunks_s = chunk_loads(placed.context, best, split)
+        return float(np.min(chunks_s.max(axis=-1).sum(axis=-1)))
+
+    return pace_s(stages) >= min(map(pace_s, level)) * (1 - ROUNDING)
+
+
 def _rows_with_equal_costs(columns: FloatArray) -> list[tuple[LayerCosts, IntArray]]:
     """Each different set of layer costs, columns [columns, k], with the rows that have it."""
+    number = len(fields(LayerCosts))
     if (columns == columns[:, :1]).all():
-        return [(LayerCosts(*columns[:, 0].tolist()), np.arange(columns.shape[1]))]
+        return [(LayerCosts(*columns[:number, 0].tolist()), np.arange(columns.shape[1]))]
     unique, back = np.unique(columns.T, axis=0, return_inverse=True)
     groups = []
     for group, values in enumerate(unique.tolist()):
-        groups.append((LayerCosts(*values), np.flatnonzero(back.reshape(-1) == group)))
+        groups.append((LayerCosts(*values[:number]), np.flatnonzero(back.reshape(-1) == group)))
     return groups
 
 

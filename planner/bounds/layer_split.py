@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
+from math import ceil, floor, inf
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -41,6 +41,8 @@ from meshwright.costmodel.workload import Workload
 ALL_LAYERS = 1_000_000
 """`recompute_layers` that means every layer."""
 
+Order = tuple[tuple[float, float], ...]
+"""Of every layer its seconds, and what recomputing it adds."""
 FitsRank = Callable[[int, int, int], bool]
 """(rank, layers, leading layers among them) -> whether that rank fits in memory."""
 FitsPart = Callable[[int], NDArray[np.bool_]]
@@ -55,7 +57,7 @@ class BackwardSeconds(NamedTuple):
     layers: tuple[float, ...]
     """In order."""
     behind: tuple[float, ...] = ()
-    """On ranks behind the first, as `SplitCosts.order_behind`."""
+    """On ranks behind the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +100,10 @@ class SplitCosts:
     order: tuple[tuple[float, float], ...] = ()
     """Of unlike layers, in their order: seconds of each, and what recomputing it adds. `layer_s` and
     `leading_s` are means then, and decide nothing but what `stages_s` says."""
-    order_behind: tuple[tuple[float, float], ...] = ()
-    """The same of ranks behind the first, where layers that run forward alone on that one take longer; empty
-    where there are none."""
+    order_of_ranks: tuple[Order, ...] = ()
+    """The same on each rank, where layers that run forward alone on the first one take longer behind it, or
+    stages lie unlike each other. Empty where there is no such rank; on none a layer takes less than in
+    `order`."""
     order_loads: tuple[tuple[float, int], ...] = ()
     """Of layers with unlike bytes, in their order: parameters outside experts of each, and whether it has
     experts. `layer_load` is their mean then."""
@@ -195,6 +198,15 @@ class SplitCosts:
         bubble = self.bubble_share * (sum(sums) - max(sums)) / self.vpp
         return self.num_micro_batches * sum(slowest) + bubble
 
+    def counts_of(self, stages: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
+        """(layers, leading ones among them) of each rank."""
+        before, leading = 0, [0] * self.pp
+        for chunk in range(self.pp * self.vpp):
+            level, rank = divmod(chunk, self.pp)
+            leading[rank] += min(max(self.leading - before, 0), stages[rank][level])
+            before += stages[rank][level]
+        return [(sum(row), own) for row, own in zip(stages, leading, strict=True)]
+
     def at_the_cheapest(self) -> SplitCosts:
         """The same with every layer as cheap as the cheapest kind; itself where layers are alike."""
         if not self.order:
@@ -207,7 +219,7 @@ class SplitCosts:
             layer_recompute_s=again_s,
             leading_recompute_s=again_s,
             order=(),
-            order_behind=(),
+            order_of_ranks=(),
             order_loads=(),
             begins=(),
             backward=None,
@@ -303,6 +315,33 @@ def level_splits(
                 stages = _with_gaps(caps, pp, first, last, missing - first - last)
                 if stages is not None:
                     splits[stages] = None
+    return tuple(splits)
+
+
+def splits_by_place(costs: SplitCosts) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Splits for ranks in step of which some are slower than others: `level_splits` of the fast ones, and
+    fewer layers on the slow ones, evenly.
+
+    Any share of the ranks may count as slow that is slower than all others. They get about as many layers as
+    take them as long as the others; none where all are as fast, or stages begin at some layers alone.
+    """
+    if costs.begins or not costs.order_of_ranks:
+        return ()
+    seconds = [sum(each for each, _ in order) for order in costs.order_of_ranks]
+    splits: dict[tuple[tuple[int, ...], ...], None] = {}
+    for limit_s in sorted(set(seconds))[:-1]:
+        fast = [rank for rank, each_s in enumerate(seconds) if each_s <= limit_s]
+        slow = [rank for rank in range(costs.pp) if rank not in fast]
+        pace = sum(1.0 / each_s for each_s in seconds)
+        mean = costs.layers * sum(1.0 / seconds[rank] for rank in slow) / pace / len(slow)
+        for layers_of_slow in range(max(costs.vpp, floor(mean) - 1), ceil(mean) + 2):
+            rest = costs.layers - layers_of_slow * len(slow)
+            if rest < len(fast) * costs.vpp:
+                break
+            for rows_of_fast in level_splits(rest, len(fast), costs.vpp):
+                rows = dict(zip(fast, rows_of_fast, strict=True))
+                rows |= dict.fromkeys(slow, even_chunks(1, layers_of_slow, costs.vpp))
+                splits[tuple(rows[rank] for rank in range(costs.pp))] = None
     return tuple(splits)
 
 
@@ -453,10 +492,12 @@ def _in_order_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
 
 
 def _end_kind(costs: SplitCosts, rank: int) -> int:
-    """0 for the first rank, 2 for the last, 1 for all others, which cost alike."""
-    if rank == 0:
-        return 0
-    return 2 if rank == costs.pp - 1 else 1
+    """0 for the first rank, 1 for the last, from 2 on for the others, which cost alike if their layers do."""
+    if rank in (0, costs.pp - 1):
+        return int(rank > 0)
+    return 2 + (
+        costs.order_of_ranks.index(costs.order_of_ranks[rank]) if costs.order_of_ranks else 0
+    )
 
 
 def _longest_sums(totals: Sequence[float], most: Sequence[float]) -> list[float]:
@@ -804,7 +845,7 @@ def parts_of(costs: SplitCosts, rank: int) -> Parts:
     to = np.maximum(np.minimum(begin + min(costs.recompute_layers, costs.layers), end), begin)
     seconds = np.full(layers.shape, costs.first_s * in_front + costs.last_s * at_end)
     # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
-    order = costs.order if in_front else costs.order_behind or costs.order
+    order = costs.order_of_ranks[rank] if costs.order_of_ranks else costs.order
     for kind_s, again_s in dict.fromkeys(order):
         own = [each == (kind_s, again_s) for each in order]
         before = np.concatenate([[0.0], np.cumsum(own)])
@@ -903,7 +944,7 @@ class _OrderedRanks(_Ranks):
         low = self._least("seconds", self._only_seconds())
         if low is None:
             return
-        if self.costs.partial or self.costs.order_behind:
+        if self.costs.partial or self.costs.order_of_ranks:
             yield from self._by_sums(low, slack_s)
             return
         limit_s = (self._pipeline_s(self._seconds[low], 0) + slack_s) * (1 + 1e-12)
@@ -1042,7 +1083,10 @@ class _PlayedRanks(_OrderedRanks):
             first_s=backward.first_s,
             last_s=backward.last_s,
             order=_with_seconds(costs.order, backward.layers),
-            order_behind=_with_seconds(costs.order_behind, backward.behind),
+            order_of_ranks=tuple(
+                _with_seconds(order, backward.behind if rank else backward.layers)
+                for rank, order in enumerate(costs.order_of_ranks)
+            ),
         )
         ends = {_end_kind(costs, rank): rank for rank in range(costs.pp)}
         tables = {end: parts_of(costs, rank) for end, rank in ends.items()}
@@ -1053,7 +1097,7 @@ class _PlayedRanks(_OrderedRanks):
         self._ahead_s = _least_sums(seconds)
         self._behind_s = _least_sums([own.T[::-1, ::-1] for own in reversed(seconds)])[::-1, ::-1]
         self._most_s = float(self._ahead_s[-1, -1])
-        if costs.partial or costs.order_behind:
+        if costs.partial or costs.order_of_ranks:
             less = [np.where(table.may_be, -table.seconds, inf) for table in each]
             self._most_s = -float(_least_sums(less)[-1, -1])
         super().__init__(costs, fits, fits_part)
@@ -1134,27 +1178,27 @@ class _PlayedRanks(_OrderedRanks):
             nearest = int(np.argmin(np.abs(taken_s - total_s / (costs.pp - rank))))
             total_s -= float(taken_s[nearest])
             cuts.append(int(ends[nearest]))
-        own, least_s = np.array(cuts), caps.seconds
-        own_s = float(self._played_s(own[None])[0])
+        cut_places, least_s = np.array(cuts), caps.seconds
+        step_s = float(self._played_s(cut_places[None])[0])
         anywhere = replace(caps, seconds=inf)
-        while own_s > least_s * (1 + ROUNDING):
-            near = self._keeping(self._near(own), anywhere)
+        while step_s > least_s * (1 + ROUNDING):
+            near = self._keeping(self._near(cut_places), anywhere)
             seconds = self._played_s(near) if len(near) else np.array([inf])
             best = int(np.argmin(seconds))
-            if seconds[best] >= own_s * (1 - ROUNDING):
+            if seconds[best] >= step_s * (1 - ROUNDING):
                 break
-            own, own_s = near[best], float(seconds[best])
-        every = self._listed(own_s) if own_s > least_s * (1 + ROUNDING) else None
+            cut_places, step_s = near[best], float(seconds[best])
+        every = self._listed(step_s) if step_s > least_s * (1 + ROUNDING) else None
         if every is not None:
             least_s = float(np.min(self._played_s(every)))
             every = self._keeping(every, anywhere)
             seconds = self._played_s(every)
-            own, own_s = every[np.argmin(seconds)], float(np.min(seconds))
-        work_s = float(np.sum(self._works_s(own[None])))
+            cut_places, step_s = every[np.argmin(seconds)], float(np.min(seconds))
+        work_s = float(np.sum(self._works_s(cut_places[None])))
         return Split(
-            stages=_stages_of(own),
-            time_s=own_s,
-            gap_s=max(own_s - least_s * (1 + ROUNDING), 0.0),
+            stages=_stages_of(cut_places),
+            time_s=step_s,
+            gap_s=max(step_s - least_s * (1 + ROUNDING), 0.0),
             more_work_s=max(self._most_s - work_s * (1 + ROUNDING), 0.0),
         )
 
@@ -1225,8 +1269,8 @@ def _least_sums(seconds: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """
     sums = [np.full(seconds[0].shape[0], inf)]
     sums[0][0] = 0.0
-    for own in seconds:
-        sums.append(np.min(sums[-1][:, None] + own, axis=0))
+    for rank_s in seconds:
+        sums.append(np.min(sums[-1][:, None] + rank_s, axis=0))
     return np.array(sums)
 
 

@@ -116,7 +116,8 @@ def rows_by_value(
 def rows_of_context(context: Context, rows: IntArray) -> Context:
     """Some of the layouts [n] of a context, as they lie."""
     placed = {name: np.asarray(column)[rows] for name, column in vars(context.placement).items()}
-    return replace(context, layout=context.layout.take(rows), placement=Placement(**placed))
+    placement = replace(context.placement, **placed)
+    return replace(context, layout=context.layout.take(rows), placement=placement)
 
 
 def shared_times(context: Context, groups: Sequence[str] = ()) -> KindTimes | None:

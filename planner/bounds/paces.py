@@ -75,6 +75,7 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import (
     ALL_LAYERS,
     BackwardSeconds,
+    Order,
     SplitCosts,
     any_stages,
     balanced_stages,
@@ -115,6 +116,17 @@ class RankRow:
     """At most, for each of the k layers that are recomputed in full."""
     host: HostRow
     """What one of its GPUs keeps on the host."""
+
+
+def _cheapest(orders: Sequence[Order]) -> Order:
+    """What every layer takes at the least, on any rank."""
+    columns = zip(*orders, strict=True)
+    return tuple((min(s for s, _ in each), min(again for _, again in each)) for each in columns)
+
+
+def _leading(workload: Workload) -> int:
+    """Dense layers ahead of those with experts."""
+    return workload.model.dense_layers if workload.model.moe_layers else 0
 
 
 class MemoryFit:
@@ -358,11 +370,13 @@ class MemoryFit:
         costs: LayerCosts,
         unlike: Sequence[tuple[float, float]] = (),
         backward: BackwardSeconds | None = None,
+        by_stage: Sequence[Sequence[tuple[float, float]]] = (),
     ) -> SplitCosts:
         """The layer costs as the split sees them: main layers, leading dense ones, and the ends.
 
         Of unlike layers, `unlike` has the seconds of each kind, and what recomputing one adds, and `backward`
-        what their backward passes take.
+        what their backward passes take; `by_stage` the first two on each stage where these differ, of dense
+        layers and those with experts where layers are alike.
         """
         model, layout = self.workload.model, self.layout
         dense, rest, _ = (float(np.asarray(x)) for x in layer_parameters_on_gpu(model, layout))
@@ -376,6 +390,7 @@ class MemoryFit:
         first_load, last_load = self._end_loads(dense, rest)
         shape = traits(int(layout.schedule))
         last_s = float(costs.head_s) + float(costs.mtp_s)
+        orders = self._orders(unlike, by_stage)
         return SplitCosts(
             pp=int(layout.pp),
             vpp=int(layout.vpp),
@@ -399,8 +414,8 @@ class MemoryFit:
             last_load=last_load,
             experts=model.moe_layers > 0,
             last_experts=model.mtp_weights * round(model.mtp_kind.blocks.experts),
-            order=self._order(unlike),
-            order_behind=self._order(unlike, behind=True),
+            order=_cheapest(orders) if by_stage else self._order(unlike),
+            order_of_ranks=orders,
             order_loads=self._unlike.order_loads if self._unlike is not None else (),
             begins=model.stage_begins,
             backward=self._backward(backward),
@@ -417,17 +432,33 @@ class MemoryFit:
         )
         return each._replace(layers=layers_s, behind=behind_s)
 
-    def _order(
-        self, unlike: Sequence[tuple[float, float]], *, behind: bool = False
-    ) -> tuple[tuple[float, float], ...]:
+    def _orders(
+        self,
+        unlike: Sequence[tuple[float, float]],
+        by_stage: Sequence[Sequence[tuple[float, float]]],
+    ) -> tuple[Order, ...]:
+        """`SplitCosts.order_of_ranks`."""
+        model, ranks = self.workload.model, int(self.layout.pp)
+        if by_stage and not model.unlike_layers:
+            return tuple(
+                (kinds[0],) * model.dense_layers
+                + (kinds[-1],) * (model.layers - model.dense_layers)
+                for kinds in by_stage
+            )
+        if not by_stage and not kinds_ahead(model.unlike_layers):
+            return ()
+        kinds_of_ranks = by_stage or [unlike] * ranks
+        return tuple(
+            self._order(kinds, behind=rank > 0) for rank, kinds in enumerate(kinds_of_ranks)
+        )
+
+    def _order(self, unlike: Sequence[tuple[float, float]], *, behind: bool = False) -> Order:
         """Seconds of every layer of a model with unlike ones, and what recomputing it adds.
 
-        On the first rank, or on those behind it: empty where that is the same.
+        On the first rank, or on those behind it.
         """
         layers = self.workload.model.unlike_layers
         of_ahead = kinds_ahead(layers)
-        if behind and not of_ahead:
-            return ()
         number = {symbols: at for at, symbols in enumerate(dict.fromkeys(layers))}
         kinds = [number[symbols] for symbols in layers]
         return tuple(unlike[of_ahead.get(kind, kind) if behind else kind] for kind in kinds)
@@ -927,8 +958,7 @@ def busiest_in_rooms_s(
     main = times.moe if model.moe_layers else times.dense
     assert main is not None
     main_layers = model.moe_layers or model.dense_layers
-    leading = model.dense_layers if model.moe_layers else 0
-    owner = np.repeat(np.arange(len(counts)), counts)
+    leading, owner = _leading(workload), np.repeat(np.arange(len(counts)), counts)
     end_rank = last_rank(context.layout.schedule, context.layout.pp)
     again_s, layer_s, vpp, end_rank = (
         np.broadcast_to(np.asarray(value), owner.shape)

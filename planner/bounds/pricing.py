@@ -145,6 +145,18 @@ class CostModelPricing:
         del cutoff_s
         return ()
 
+    def apart_bounds_s(self, layouts: Layout) -> FloatArray:
+        """Never above `exact_apart`, infinite where that is no less than `exact`; [n]."""
+        return np.full(layouts.broadcast_shape()[0], float("inf"))
+
+    def exact_apart(self, layout: Layout, least_s: float, cutoff_s: float) -> Priced | None:
+        """The best mapping with pipeline stages priced by their own places, where that is less than `exact`.
+
+        None where none beats the cutoff; `least_s` is a bound of the layout.
+        """
+        del layout, least_s, cutoff_s
+        return None
+
     @property
     def overfull(self) -> Sequence[Priced]:
         """Of the layout priced last: mappings that would be faster, but fill a cut beyond what is allowed."""

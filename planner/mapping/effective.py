@@ -8,7 +8,7 @@ GPUs in use in the block over the groups that it cuts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import gcd
 
@@ -24,9 +24,17 @@ from meshwright.cluster_specs.allocation import (
 )
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import SameCluster, free_of
-from meshwright.costmodel.layout import AXES, GROUPS, PLACED_AXES, Ints, Layout, Placement
+from meshwright.costmodel.layout import (
+    AXES,
+    GROUPS,
+    PLACED_AXES,
+    Ints,
+    Layout,
+    Placement,
+    StagedPlacement,
+)
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.exact_cost import LayoutPricing
+from meshwright.planner.bounds.exact_cost import LayoutPricing, Stages
 from meshwright.planner.bounds.mappings import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.problem import IntArray, cut_groups, held_by
@@ -45,6 +53,8 @@ class Reach:
     edp: Ints
     together: bool | NDArray[np.bool_]
     """Whether every pipeline lies in one block."""
+    stage_ep: Ints
+    """`ep` of each pipeline stage, [..., stages]."""
 
 
 def placement_of(workload: Workload, instance: Instance, assignment: IntArray) -> Placement:
@@ -75,13 +85,16 @@ def free_gpus(instance: Instance) -> tuple[IntArray, IntArray]:
 
 
 def placement_with(workload: Workload, instance: Instance, leaf: Reach, pod: Reach) -> Placement:
-    """The placement of any assignment that reaches so far in leaves and pods; arrays [..., levels]."""
+    """The placement of any assignment that reaches so far in leaves and pods; arrays [..., levels].
+
+    A `StagedPlacement` where some stage's expert groups reach further than another one's, and count.
+    """
     levels = fabric_levels(workload.cluster, workload.gpus)
     sizes = _degrees(instance)
     at_leaf, at_pod = _depths(workload, levels)
     at_full_size = full_levels(workload.cluster)
     full = dict(zip(at_full_size.names, at_full_size.blocks.tolist(), strict=True))
-    members: dict[str, list[Ints]] = {name: [] for name in GROUPS}
+    members: dict[str, list[Ints]] = {name: [] for name in (*GROUPS, "stage_ep")}
     for depth in range(len(levels.blocks)):
         in_block: Mapping[str, Ints] = sizes
         if depth < len(levels.blocks) - 1:
@@ -94,12 +107,19 @@ def placement_with(workload: Workload, instance: Instance, leaf: Reach, pod: Rea
         for name, inside in members.items():
             below = inside[-1] if inside else 1
             inside.append(np.maximum(below, np.minimum(in_block[name], sizes[name])))
-    return Placement(
+    of_stages = np.stack(
+        np.broadcast_arrays(*members.pop("stage_ep"), leaf.stage_ep, pod.stage_ep)[:-2], axis=-1
+    )
+    placement = Placement(
         **{
             name: np.stack(np.broadcast_arrays(*inside, leaf.dp_cp, pod.dp_cp)[:-2], axis=-1)
             for name, inside in members.items()
         }
     )
+    alike = np.array_equal(of_stages, np.broadcast_to(placement.ep[..., None, :], of_stages.shape))
+    if alike or not instance.stages_apart:
+        return placement
+    return StagedPlacement(**vars(placement), stage_ep=of_stages)
 
 
 def _members(instance: Instance, sizes: dict[str, int], reach: Reach) -> dict[str, Ints]:
@@ -112,13 +132,14 @@ def _members(instance: Instance, sizes: dict[str, int], reach: Reach) -> dict[st
         "etp": sizes["etp"],
         "ep": reach.ep,
         "edp": reach.edp,
+        "stage_ep": reach.stage_ep,
     }
 
 
 def _degrees(instance: Instance) -> dict[str, int]:
     layout = instance.layout
     degrees = {name: int(getattr(layout, name)) for name in (*PLACED_AXES, "edp")}
-    return degrees | {"dp_cp": degrees["dp"] * degrees["cp"]}
+    return degrees | {"dp_cp": degrees["dp"] * degrees["cp"], "stage_ep": degrees["ep"]}
 
 
 def levels_seen(workload: Workload) -> tuple[bool, bool]:
@@ -160,6 +181,7 @@ def _within(instance: Instance, block: int) -> dict[str, int]:
         "ep": max(expert // etp, 1),
         "edp": max(dense // expert, 1),
         "dp_cp": degrees["dp"] * degrees["cp"],
+        "stage_ep": max(expert // etp, 1),
     }
 
 
@@ -185,11 +207,13 @@ def _reach(instance: Instance, where: IntArray, free: IntArray) -> Reach:
 
     by_slot = where.reshape(stages, -1, traffic.expert_slots)
     edp_groups = by_slot.transpose(0, 2, 1).reshape(-1, by_slot.shape[1])
+    of_stages = [_expert_members(stage[None], blocks, int(layout.ep)) for stage in by_slot]
     return Reach(
         dp_cp=worst(where, dense, sizes["dp_cp"]),
         cp=worst(where.reshape(-1, traffic.context_slots), context, sizes["cp"]),
-        ep=_expert_members(by_slot, blocks, int(layout.ep)),
+        ep=min(of_stages),
         edp=worst(edp_groups, expert, sizes["edp"]),
+        stage_ep=np.array(of_stages, dtype=np.int64),
         together=stages == 1 or not bool(np.any(where[:-1] != where[1:])),
     )
 
@@ -470,22 +494,38 @@ PROFILE = "profile"
 """The table of a layout's mappings has one column: the number of its placement."""
 
 
+Peaks = dict[Layout, dict[Stages, NDArray[np.float64]]]
+"""What each rank of a split holds, in GiB, by layout and split: wherever its groups lie."""
+
+
 class PlacedAs(CostModelPricing):
     """Prices of a layout under given placements, arrays [k, levels]; its mappings are their numbers."""
 
-    def __init__(self, workload: Workload, placement: Placement) -> None:
+    def __init__(
+        self, workload: Workload, placement: Placement, peaks_gib: Peaks | None = None
+    ) -> None:
         super().__init__(workload)
         self._placement = placement
+        self._known_gib: Peaks = {} if peaks_gib is None else peaks_gib
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether stages lie unlike each other under some of them."""
+        return isinstance(self._placement, StagedPlacement)
 
     def _pricing_of(self, workload: Workload, layout: Layout) -> LayoutPricing:
-        return _PlacedPricing(workload, layout, self._placement)
+        return _PlacedPricing(workload, layout, self._placement, self._known_gib)
 
 
 class _PlacedPricing(LayoutPricing):
-    def __init__(self, workload: Workload, layout: Layout, placement: Placement) -> None:
+    def __init__(
+        self, workload: Workload, layout: Layout, placement: Placement, known_gib: Peaks
+    ) -> None:
         super().__init__(workload, layout)
         self._placement = placement
+        self._peaks_gib = known_gib.setdefault(layout, {})
 
     def _placed(self, table: Matrices) -> Placement:
         rows = table[PROFILE][:, 0]
-        return Placement(**{name: np.asarray(m)[rows] for name, m in vars(self._placement).items()})
+        placed = {name: np.asarray(m)[rows] for name, m in vars(self._placement).items()}
+        return replace(self._placement, **placed)

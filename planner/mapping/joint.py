@@ -130,8 +130,9 @@ class Limits:
     """Context groups that a block cuts."""
     expert_rings: Ratio | None = None
     """Rings of expert gradients that a block cuts."""
-    expert_part: int | None = None
-    """Slots that a block holds at least of an expert group of which it holds some."""
+    expert_parts: tuple[int, ...] | None = None
+    """Slots that a block holds at least of an expert group of which it holds some, by stage. Which stage is
+    which does not count: they change places at will."""
     together: bool = False
     """Every pipeline lies in one block."""
 
@@ -142,8 +143,14 @@ class Limits:
             and _tighter(self.rings, weaker.rings)
             and _tighter(self.context, weaker.context)
             and _tighter(self.expert_rings, weaker.expert_rings)
-            and (self.expert_part or 1) >= (weaker.expert_part or 1)
+            and _part_by_part(self.expert_parts, weaker.expert_parts)
         )
+
+
+def _part_by_part(large: tuple[int, ...] | None, small: tuple[int, ...] | None) -> bool:
+    if small is None or large is None:
+        return small is None
+    return all(more >= less for more, less in zip(large, small, strict=True))
 
 
 def _tighter(tight: Ratio | None, wide: Ratio | None) -> bool:
@@ -238,8 +245,9 @@ class Cells:
                     self._at_most(self._context(block), limits.context, used, chosen)
                 if limits.expert_rings is not None and self.grid.slots > self.grid.expert_slots:
                     self._at_most(self._expert_rings(block), limits.expert_rings, used, chosen)
-                if limits.expert_part is not None:
-                    self._post_part(block, limits.expert_part, chosen)
+                for stage, part in enumerate(limits.expert_parts or ()):
+                    if part > 1:
+                        self._post_part(block, stage, part, chosen)
                 if limits.together:
                     self._post_together(block, counts[row], chosen)
 
@@ -290,13 +298,14 @@ class Cells:
                 here, first = (self._held(block, s, slot) for s in (stage, 0))
                 self._model.add(here == first).only_enforce_if(chosen)
 
-    def _post_part(self, block: tuple[int, ...], least: int, chosen: Any) -> None:
-        """Of every expert group a block holds nothing or so many slots: the smallest part paces it."""
+    def _post_part(self, block: tuple[int, ...], stage: int, least: int, chosen: Any) -> None:
+        """Of a stage's expert groups a block holds nothing or so many slots: the smallest part paces one."""
         from meshwright.planner.solvers.or_tools import cp_model
 
         size = self.grid.expert_slots
         allowed = cp_model.Domain.from_intervals([[0, 0], [least, size]])
-        for group in self._groups(block, size):
+        of_stage = self.grid.slots // size
+        for group in self._groups(block, size)[stage * of_stage : (stage + 1) * of_stage]:
             posted = self._model.add_linear_expression_in_domain(sum(group), allowed)
             posted.only_enforce_if(chosen)
 
@@ -509,9 +518,25 @@ def least_traffic_within(instance: Instance, need: Need) -> list[IntArray]:
 def keeps(instance: Instance, assignment: IntArray, need: Need) -> bool:
     """Whether a mapping keeps a need's limits, by counting."""
     problem = instance.problem
-    return _within(problem, assignment, len(problem.leaf_slots), need.leaves) and _within(
-        problem, problem.pod_of[assignment], problem.pods, need.pods
+    sides = (
+        (assignment, len(problem.leaf_slots), need.leaves),
+        (problem.pod_of[assignment], problem.pods, need.pods),
     )
+    if not all(_within(problem, where, blocks, limits) for where, blocks, limits in sides):
+        return False
+    wanted = [limits.expert_parts or (1,) * problem.stages for _, _, limits in sides]
+    parts = [smallest_parts(problem, where, blocks).tolist() for where, blocks, _ in sides]
+    pairs = zip(sorted(zip(*parts, strict=True)), sorted(zip(*wanted, strict=True)), strict=True)
+    return all(leaf >= least and pod >= fewest for (leaf, pod), (least, fewest) in pairs)
+
+
+def smallest_parts(problem: MappingProblem, where: IntArray, blocks: int) -> IntArray:
+    """Slots of the smallest part of an expert group that a block holds, by stage; `where` has the block of
+    every slot, [stages, slots].
+    """
+    members = held_by(where.reshape(-1, problem.traffic.expert_slots), blocks)
+    parts = np.where(members > 0, members, problem.traffic.expert_slots).min(axis=1)
+    return np.asarray(parts.reshape(problem.stages, -1).min(axis=1), dtype=np.int64)
 
 
 def _within(problem: MappingProblem, where: IntArray, blocks: int, limits: Limits) -> bool:
@@ -528,10 +553,7 @@ def _within(problem: MappingProblem, where: IntArray, blocks: int, limits: Limit
     for limit, groups in kinds:
         if limit is not None and np.any(limit[0] * cut_groups(groups, blocks) > limit[1] * used):
             return False
-    if limits.expert_part is None:
-        return True
-    members = held_by(by_slot.reshape(-1, size), blocks)
-    return bool(np.all((members == 0) | (members >= limits.expert_part)))
+    return True
 
 
 # Slots that hold whole shard groups: the mappings that are looked at where there are several of them.

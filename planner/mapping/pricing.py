@@ -11,25 +11,35 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import compress
+from itertools import compress, product
 from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
+from meshwright.cluster_specs.allocation import fabric_levels, full_levels, is_irregular
 from meshwright.constraints.fabric import keeps_inside
 from meshwright.costmodel.collectives import best_beyond
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layout import PLACED_AXES, ROUNDING, Layout, Placement
+from meshwright.costmodel.layout import (
+    GROUPS,
+    LAYER_AXES,
+    PLACED_AXES,
+    ROUNDING,
+    Layout,
+    Placement,
+    StagedPlacement,
+)
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
+from meshwright.costmodel.schedules import prices_stages_apart
+from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, OutOfTimeError
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import balanced_stages
-from meshwright.planner.bounds.mappings import Matrices, ranks_on, rows_under
+from meshwright.planner.bounds.mappings import Matrices, ranks_on, rows_under, shared_times
 from meshwright.planner.bounds.pricing import DEFAULT_PRICING, CostModelPricing, PricingParams
 from meshwright.planner.mapping.counted import (
     CountedMappings,
@@ -43,7 +53,7 @@ from meshwright.planner.mapping.counted import (
     takes_parts_of_nodes,
 )
 from meshwright.planner.mapping.cuts import mapping_use
-from meshwright.planner.mapping.effective import PROFILE, PlacedAs, placement_of
+from meshwright.planner.mapping.effective import PROFILE, Peaks, PlacedAs, placement_of
 from meshwright.planner.mapping.joint import (
     Cells,
     Grid,
@@ -52,6 +62,7 @@ from meshwright.planner.mapping.joint import (
     choice_instance,
     least_traffic_within,
     slots_of_a_group,
+    smallest_parts,
     with_whole_groups,
 )
 from meshwright.planner.mapping.least_traffic import least_traffic
@@ -380,6 +391,10 @@ SAME = 1.0 + 1e-12
 
 PROMISING = 1.05
 """Of the best price: within this an unproven layout gets the mapping with the least traffic."""
+WORTH_APART = 1.01
+"""Where experts' traffic slows a layer by less than this on the worst of places, that prices all stages."""
+FEW_NEEDS = 8
+"""Ways in which stages can lie that are priced without bounds of their own."""
 TRIES = 3
 """Mappings priced where profiles stand for others too, so that none meets its profile's price."""
 MAPPING_LIMIT_S = 2.0
@@ -396,6 +411,10 @@ class _MappingSpace:
     """Profiles that no mapping keeps, as far as it is known; [k]."""
     probed: bool = False
     """Whether its mappings have been looked into."""
+    apart: _MappingSpace | None = None
+    """The same with stages priced apart, as near as counting slots allows, once it was needed."""
+    by_stage: _MappingSpace | None = None
+    """Of that, every way in which stages can lie, once it was needed."""
 
 
 class MappedPricing(CostModelPricing):
@@ -409,6 +428,8 @@ class MappedPricing(CostModelPricing):
         self._spaces: dict[tuple[int, ...], _MappingSpace | None] = {}
         self._parts = PartsOfNodes(workload, self._limit_gib)
         self._undecided_s = inf
+        self._stages_apart: dict[Layout, bool] = {}
+        """Of layouts looked at: whether stages are priced by where their own expert groups lie."""
 
     def stop_at(self, deadline: float) -> None:
         """Whether a mapping exists is not asked behind this time, and bounds stay where they are."""
@@ -465,6 +486,30 @@ class MappedPricing(CostModelPricing):
             self._spaces[key] = None if instance is None else self._new_space(layout, instance)
         return self._spaces[key]
 
+    def _tell_stages_apart(self, layouts: Layout) -> None:
+        """Finds which of some layouts [n] have experts whose traffic is worth a price of each stage."""
+        each = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
+        rows = [row for row, layout in enumerate(each) if layout not in self._stages_apart]
+        self._stages_apart |= {each[row]: False for row in rows}
+        for gpus in {int(each[row].gpus) for row in rows}:
+            staged = [
+                row
+                for row in rows
+                if int(each[row].gpus) == gpus and prices_stages_apart(each[row])
+            ]
+            if not staged or self._workload.model.moe is None:
+                continue
+            workload, layouts_there = self._workload.on(gpus), layouts.take(np.array(staged))
+            sides = []
+            for share in (workload.cluster.gpus_per_node, gpus):
+                placement = _with_experts_in(workload, layouts_there, share)
+                times = shared_times(make_context(workload, layouts_there, placement), LAYER_AXES)
+                assert times is not None
+                assert times.moe is not None
+                sides.append(np.broadcast_to(np.asarray(times.moe.seconds), (len(staged),)))
+            for row, cut_s, whole_s in zip(staged, *sides, strict=True):
+                self._stages_apart[each[row]] = bool(cut_s > WORTH_APART * whole_s)
+
     def _is_counted(self, layout: Layout) -> bool:
         """Whether its mappings are listed and counted, for they take parts of nodes."""
         return self._parts.has(layout, self._plain_slots)
@@ -480,6 +525,72 @@ class MappedPricing(CostModelPricing):
         profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
         impossible = ~keeps_inside(self._workload, layout, profiles.placement)
         return _MappingSpace(instance=instance, profiles=profiles, excluded=impossible)
+
+    def _space_apart(self, layout: Layout) -> _MappingSpace | None:
+        """Where it can lie with stages priced apart; None where the worst block prices all of them anyway."""
+        space = self._space(layout)
+        if space is None or not self._stages_apart[layout]:
+            return None
+        if space.apart is None and _may_be_apart(space.instance):
+            workload = self._workload.on(int(layout.gpus))
+            instance = replace(space.instance, stages_apart=True)
+            nearest = profiles_of(workload, instance)
+            impossible = ~keeps_inside(self._workload, layout, nearest.placement)
+            space.apart = _MappingSpace(instance=instance, profiles=nearest, excluded=impossible)
+        apart = space.apart
+        is_staged = apart is not None and isinstance(apart.profiles.placement, StagedPlacement)
+        return apart if is_staged else None
+
+    def _by_stage(self, space: _MappingSpace, layout: Layout) -> _MappingSpace:
+        """With the profiles of all ways in which stages can lie."""
+        if space.by_stage is None:
+            workload = self._workload.on(int(layout.gpus))
+            profiles = profiles_of(workload, space.instance, by_stage=True)
+            impossible = ~keeps_inside(self._workload, layout, profiles.placement)
+            space.by_stage = replace(space, profiles=profiles, excluded=impossible)
+        return space.by_stage
+
+    def apart_bounds_s(self, layouts: Layout) -> FloatArray:
+        """Never above `exact_apart` of layouts [n]; infinite where that is no less than `exact`."""
+        self._tell_stages_apart(layouts)
+        spaces = {}
+        for row in range(layouts.broadcast_shape()[0]):
+            space = self._space_apart(layouts.scalar(row))
+            if space is not None:
+                spaces[row] = space
+        bound_s = np.full(layouts.broadcast_shape()[0], inf)
+        if spaces:
+            near = layouts.take(np.array(list(spaces)))
+            profiles = [space.profiles for space in spaces.values()]
+            each = profile_bounds(self._workload, near, profiles, self._limit_gib)
+            for (row, space), seconds in zip(spaces.items(), each, strict=True):
+                bound_s[row] = np.where(space.excluded, inf, seconds).min(initial=inf)
+        return bound_s
+
+    def exact_apart(self, layout: Layout, least_s: float, cutoff_s: float) -> Priced | None:
+        """The fastest mapping with stages priced by their own places; None where none beats the cutoff."""
+        self._undecided_s = inf
+        self._tell_stages_apart(_array_of(layout))
+        space = self._space_apart(layout)
+        if space is None:
+            return None
+        return self._exact_by_stage(self._by_stage(space, layout), layout, least_s, cutoff_s)
+
+    def _bounded_by_stage(self, space: _MappingSpace, layout: Layout) -> FloatArray:
+        """Bounds of these profiles, no matter which stage is which."""
+        profiles, bound_s = space.profiles, np.full(len(space.excluded), inf)
+        of_need: dict[Need, list[int]] = {}
+        for row in np.flatnonzero(~space.excluded).tolist():
+            of_need.setdefault(profiles.needs[row], []).append(row)
+        if len(of_need) <= FEW_NEEDS:
+            bound_s[~space.excluded] = 0.0
+        else:
+            first = np.array([rows[0] for rows in of_need.values()])
+            few = [_Rows(placement=profiles.rows(first), apart=profiles.apart)]
+            (each_s,) = profile_bounds(self._workload, _array_of(layout), few, self._limit_gib)
+            for rows, least_s in zip(of_need.values(), each_s.tolist(), strict=True):
+                bound_s[rows] = least_s
+        return bound_s
 
     def mappings(self, layout: Layout) -> Matrices:
         """The profiles of a layout, or its listed mappings, by number; none where no slots hold it."""
@@ -568,8 +679,42 @@ class MappedPricing(CostModelPricing):
             limit = self._limit(best, cutoff_s)
             bound_s = self._possible_first(space, bound_s, limit)
             pricing = PlacedAs(self._workload, space.profiles.placement)
-            priced = pricing.exact(layout, replace(mappings, bound_s=bound_s), limit)
-            self._undecided_s = min(self._undecided_s, pricing.undecided_s)
+            priced, undecided_s = _fastest(pricing, layout, bound_s, limit)
+            self._undecided_s = min(self._undecided_s, undecided_s)
+            if priced is None:
+                return best
+            row = priced.matrix[PROFILE][0]
+            assignment = self._packing.find(space.instance, space.profiles.needs[row])
+            if assignment is None:
+                bound_s = self._without(space, bound_s, row, priced.step_time_s)
+                continue
+            real = self._best_of(space, [assignment], layout, limit)
+            best, tries = real or best, tries + 1
+            if real is not None and real.step_time_s <= priced.step_time_s * SAME:
+                return best
+            self._undecided_s = min(self._undecided_s, priced.step_time_s)
+            if tries >= TRIES:
+                return best
+            bound_s[row] = inf
+
+    def _exact_by_stage(
+        self, space: _MappingSpace, layout: Layout, least_s: float, cutoff_s: float
+    ) -> Priced | None:
+        """The fastest mapping where stages are priced apart: what is asked least bounds first, then priced.
+
+        Each mapping is priced with its stages in every order that prices tell apart. Profiles that ask for
+        the same differ in that order alone; where one would be faster than the mapping, it stays undecided.
+        """
+        pricing, best, tries = PlacedAs(self._workload, space.profiles.placement, Peaks()), None, 0
+        bound_s = self._bounded_by_stage(space, layout)
+        if bound_s.min(initial=inf) < cutoff_s:
+            self._probe(space)
+        bound_s = np.where(space.excluded, inf, np.maximum(bound_s, least_s))
+        while True:
+            limit = self._limit(best, cutoff_s)
+            bound_s = self._possible_first(space, bound_s, limit)
+            priced, undecided_s = _fastest(pricing, layout, bound_s, limit)
+            self._undecided_s = min(self._undecided_s, undecided_s)
             if priced is None:
                 return best
             row = priced.matrix[PROFILE][0]
@@ -662,7 +807,14 @@ class MappedPricing(CostModelPricing):
         space = self._space(priced.layout)
         if space is None or priced.ranks is None:
             return priced
-        instance = choice_instance(workload, priced.layout, priced.stages)
+        apart = None
+        if priced.stage_ep is not None:
+            layout = replace(priced.layout, recompute_layers=0)
+            self._tell_stages_apart(_array_of(layout))
+            apart = self._space_apart(layout)
+        instance = replace(
+            choice_instance(workload, priced.layout, priced.stages), stages_apart=apart is not None
+        )
         now = assignment_of_ranks(instance, priced.ranks)
         placement = placement_of(workload, instance, now)
         assignments = [
@@ -670,9 +822,13 @@ class MappedPricing(CostModelPricing):
             _solved(instance.problem, current_end_s()),
             *self._packing.mappings(instance),
         ]
-        need = space.profiles.need_of(placement)
+        profiles = space.profiles
+        if apart is not None:
+            profiles = self._by_stage(apart, priced.layout).profiles
+        need = profiles.need_of(placement)
         if need is not None:
-            assignments += least_traffic_within(instance, need)
+            found = least_traffic_within(instance, need)
+            assignments += [order for each in found for order in _orders_of(instance, each)]
         placements = [placement_of(workload, instance, assignment) for assignment in assignments]
         kept = [bool(keeps_inside(workload, priced.layout, each)) for each in placements]
         assignments, placements = (
@@ -687,8 +843,13 @@ class MappedPricing(CostModelPricing):
             if price_s <= least_s * SAME
         ]
         best = min(alike, key=lambda assignment: loads_of(instance.problem, assignment).total_s)
-        exact_s = self._seconds(priced, placement_of(workload, instance, best))
-        return replace(priced, ranks=tuple(ranks_of(instance, best)), step_time_s=exact_s)
+        placement = placement_of(workload, instance, best)
+        return replace(
+            priced,
+            ranks=tuple(ranks_of(instance, best)),
+            stage_ep=_of_stages(placement),
+            step_time_s=self._seconds(priced, placement),
+        )
 
     def _seconds(self, priced: Priced, placement: Placement) -> float:
         workload = self._workload.on(int(priced.layout.gpus))
@@ -696,26 +857,137 @@ class MappedPricing(CostModelPricing):
         return float(np.asarray(estimate.step_time_s))
 
     def _best_of(
-        self, space: _MappingSpace, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
+        self,
+        space: _MappingSpace,
+        assignments: Sequence[IntArray],
+        layout: Layout,
+        cutoff_s: float,
+        peaks_gib: Peaks | None = None,
     ) -> Priced | None:
         """Priced under the best of some mappings; None where none is better than the cutoff."""
         workload = self._workload.on(int(layout.gpus))
-        pairs = [(each, placement_of(workload, space.instance, each)) for each in assignments]
+        orders = [order for each in assignments for order in _orders_of(space.instance, each)]
+        pairs = [(each, placement_of(workload, space.instance, each)) for each in orders]
         pairs = [pair for pair in pairs if keeps_inside(workload, layout, pair[1])]
         if not pairs:
             return None
         placed = [placement for _, placement in pairs]
-        names = vars(placed[0])
-        every = Placement(
-            **{name: np.stack([getattr(placement, name) for placement in placed]) for name in names}
-        )
-        rows = np.arange(len(placed))
-        table = MappingBounds(matrices={PROFILE: rows[:, None]}, bound_s=np.full(len(rows), -inf))
-        priced = PlacedAs(self._workload, every).exact(layout, table, cutoff_s)
+        every = _stacked(placed)
+        bound_s = np.full(len(placed), -inf)
+        if isinstance(every, StagedPlacement):
+            one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+            (bound_s,) = profile_bounds(
+                self._workload, one, [_Rows(placement=every)], self._limit_gib
+            )
+        pricing = PlacedAs(self._workload, every, peaks_gib)
+        priced, _ = _fastest(pricing, layout, bound_s, cutoff_s)
         if priced is None:
             return None
-        best, _ = pairs[priced.matrix[PROFILE][0]]
-        return replace(priced, matrix={}, ranks=tuple(ranks_of(space.instance, best)))
+        best, placement = pairs[priced.matrix[PROFILE][0]]
+        ranks = tuple(ranks_of(space.instance, best))
+        return replace(priced, matrix={}, ranks=ranks, stage_ep=_of_stages(placement))
+
+
+STAGED_TOGETHER = 8
+"""Placements that are priced together where stages lie unlike each other: each has splits of its own."""
+
+
+def _fastest(
+    pricing: PlacedAs, layout: Layout, bound_s: FloatArray, cutoff_s: float
+) -> tuple[Priced | None, float]:
+    """The fastest of a pricing's placements that beats the cutoff, least bounds first; None without one.
+
+    And what no split that was not looked at is faster than.
+    """
+    order = np.argsort(bound_s, kind="stable")
+    step = STAGED_TOGETHER if pricing.is_staged else max(len(order), 1)
+    best: Priced | None = None
+    undecided_s = inf
+    for first in range(0, len(order), step):
+        rows = order[first : first + step]
+        rows = rows[bound_s[rows] < cutoff_s]
+        if not len(rows):
+            break
+        table = MappingBounds(matrices={PROFILE: rows[:, None]}, bound_s=bound_s[rows])
+        priced = pricing.exact(layout, table, cutoff_s)
+        undecided_s = min(undecided_s, pricing.undecided_s)
+        if priced is not None:
+            best, cutoff_s = priced, priced.step_time_s
+    return best, undecided_s
+
+
+def _with_experts_in(workload: Workload, layouts: Layout, gpus: int) -> Placement:
+    """Layouts [n] of whose expert groups no block but the last holds more members than so many."""
+    full = full_levels(workload.cluster)
+    sizes = dict(zip(full.names, full.blocks.tolist(), strict=True))
+    inner = [
+        min(gpus, sizes[name]) for name in fabric_levels(workload.cluster, workload.gpus).names[:-1]
+    ]
+    columns = {}
+    for name in GROUPS:
+        size = layouts.dp * layouts.cp if name == "dp_cp" else getattr(layouts, name)
+        members = np.repeat(np.asarray(size)[:, None], len(inner) + 1, axis=1)
+        if name == "ep":
+            members[:, :-1] = np.minimum(members[:, :-1], inner)
+        columns[name] = members
+    return Placement(**columns)
+
+
+def _orders_of(instance: Instance, assignment: IntArray) -> list[IntArray]:
+    """An assignment with its stages in every order that prices tell apart, as `profiles` has them."""
+    problem = instance.problem
+    if not instance.stages_apart:
+        return [assignment]
+    sides = ((assignment, len(problem.leaf_slots)), (problem.pod_of[assignment], problem.pods))
+    parts = [smallest_parts(problem, *side).tolist() for side in sides]
+    pairs = list(zip(*parts, strict=True))
+    if len(set(pairs)) == 1:
+        return [assignment]
+    in_order = sorted(range(problem.stages), key=lambda stage: pairs[stage])
+    of_class = {pair: [s for s in in_order if pairs[s] == pair] for pair in sorted(set(pairs))}
+    orders = []
+    for first, last in product(of_class, repeat=2):
+        begin = of_class[first][0]
+        end = next((s for s in of_class[last] if s != begin), None)
+        if end is not None:
+            between = [s for s in in_order if s not in (begin, end)]
+            orders.append(assignment[[begin, *between, end]])
+    return [assignment, *orders]
+
+
+def _stacked(placements: Sequence[Placement]) -> Placement:
+    """Placements of one layout, arrays [levels], as one with a row for each."""
+    columns = {
+        name: np.stack([getattr(placement, name) for placement in placements]) for name in GROUPS
+    }
+    staged = [each for each in placements if isinstance(each, StagedPlacement)]
+    if not staged:
+        return Placement(**columns)
+    of_stages = [
+        each.stage_ep
+        if isinstance(each, StagedPlacement)
+        else np.broadcast_to(each.ep, staged[0].stage_ep.shape)
+        for each in placements
+    ]
+    return StagedPlacement(**columns, stage_ep=np.stack(of_stages))
+
+
+def _of_stages(placement: Placement) -> tuple[tuple[int, ...], ...] | None:
+    """`Priced.stage_ep` of a placement, arrays [levels]."""
+    if not isinstance(placement, StagedPlacement):
+        return None
+    return tuple(map(tuple, placement.stage_ep.tolist()))
+
+
+def _array_of(layout: Layout) -> Layout:
+    """One layout as an array of one."""
+    return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+
+
+def _may_be_apart(instance: Instance) -> bool:
+    """Whether a leaf may cut expert groups of some stages alone, and mappings are asked for."""
+    problem = instance.problem
+    return problem.traffic.expert_slots > 1 and Grid.of(problem).askable
 
 
 def _degrees(layout: Layout) -> tuple[int, ...]:

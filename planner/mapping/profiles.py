@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, product
-from math import gcd
-from typing import Any, Protocol, TypeVar
+from itertools import combinations_with_replacement, groupby, product
+from math import comb, gcd
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.collectives import best_beyond
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import LAYER_AXES, Layout, Placement
+from meshwright.costmodel.layer_kinds import KindTimes
+from meshwright.costmodel.layout import GROUPS, LAYER_AXES, Layout, Placement, StagedPlacement
+from meshwright.costmodel.rank_load import last_rank_s, least_work_s
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import (
     GROUPS_OF_TRAFFIC,
     rows_of_context,
@@ -74,62 +77,229 @@ class Profiles:
 
     def need_of(self, placement: Placement) -> Need | None:
         """What the profile with the price of a placement, arrays [levels], asks for."""
-        axes = (*PRICED_AXES, *PRICED_EXPERT_AXES)
-        same = np.all(
-            [
-                np.all(getattr(self.placement, axis) == getattr(placement, axis), axis=1)
-                for axis in axes
-            ],
-            axis=0,
-        )
-        rows = np.flatnonzero(same)
+        axes = [*PRICED_AXES, *PRICED_EXPERT_AXES]
+        columns = [
+            np.all(getattr(self.placement, axis) == getattr(placement, axis), axis=1)
+            for axis in axes
+        ]
+        if isinstance(self.placement, StagedPlacement):
+            of_stages = placement.ep
+            if isinstance(placement, StagedPlacement):
+                of_stages = placement.stage_ep
+            columns.append(np.all(self.placement.stage_ep == of_stages, axis=(1, 2)))
+        rows = np.flatnonzero(np.all(columns, axis=0))
         return self.needs[int(rows[0])] if len(rows) else None
 
 
 def _rows(placement: Placement, rows: IntArray) -> Placement:
-    return Placement(**{name: np.asarray(m)[rows] for name, m in vars(placement).items()})
+    return replace(placement, **{name: np.asarray(m)[rows] for name, m in vars(placement).items()})
 
 
-def profiles_of(workload: Workload, instance: Instance) -> Profiles:
+def profiles_of(workload: Workload, instance: Instance, *, by_stage: bool = False) -> Profiles:
     """All profiles, of those with equal prices the one that asks least.
 
     Where there are too many, neighbouring values of an axis are joined: what the least of them asks for, at
     the price of the best. Prices are bounds then. Where nobody will be asked which profiles can be kept,
     there is one: every group packed into the fullest blocks.
+
+    Where stages are priced apart, the expert groups of all of them are as near as counting slots allows: a
+    bound for every way in which they can lie, of which there are many. `by_stage` lists those.
     """
     leaf_gpus, pod_gpus = free_gpus(instance)
     leaf_seen, pod_seen = levels_seen(workload)
-    fineness = FINENESS if Grid.of(instance.problem).askable else ()
+    # Where one block has all free GPUs, nothing leaves it, and nothing is asked.
+    leaf_seen, pod_seen = leaf_seen and len(leaf_gpus) > 1, pod_seen and len(pod_gpus) > 1
+    is_askable = Grid.of(instance.problem).askable
     apart = False
     leaves = [_packed(instance, leaf_gpus) if leaf_seen else _unseen(instance)]
     pods = [_packed(instance, pod_gpus) if pod_seen else _unseen(instance)]
     rows = np.zeros((1, 2), dtype=np.int64)
-    most = MOST_PROFILES
-    for values in fineness:
+    classes = [_StageClass(leaves[0].ep, None, pods[0].ep, None)]
+    orders = _orders_of_alike(instance, 1)
+    nearest = _nearest(instance, leaf_gpus if leaf_seen else None, pod_gpus if pod_seen else None)
+    for values in FINENESS if is_askable else ():
         leaves = _options(instance, leaf_gpus, values) if leaf_seen else [_unseen(instance)]
         pods = _options(instance, pod_gpus, values) if pod_seen else [_unseen(instance)]
-        if max(len(leaves), len(pods)) > most:
+        if max(len(leaves), len(pods)) > MOST_PROFILES:
             continue
         rows = _pairs(leaves, pods)
-        apart = values == fineness[0] > max(len(leaves), len(pods))
-        if len(rows) <= most:
+        unseen: list[tuple[int, int | None]] = [(int(instance.layout.ep), None)]
+        experts = [
+            _thinned(_experts(instance, free), values) if seen else unseen
+            for free, seen in ((leaf_gpus, leaf_seen), (pod_gpus, pod_seen))
+        ]
+        classes, is_joined = _stage_classes(experts[0], experts[1]), False
+        if not instance.stages_apart or len(classes) == 1:
+            orders = _orders_of_alike(instance, len(classes))
+        elif not by_stage:
+            classes, orders = nearest, np.arange(len(nearest))[None]
+        elif number_of_orders(instance, len(classes)) > MOST_PROFILES:
+            classes = _best_and_others(classes)
+            orders, is_joined = _orders(instance, classes, nearest), True
+        else:
+            orders = _orders(instance, classes, nearest)
+        most_values = max(len(leaves), len(pods), *map(len, experts))
+        apart = values == FINENESS[0] > most_values and not is_joined
+        if len(rows) * len(orders) <= MOST_PROFILES:
             break
-    reaches = (_taken(leaves, rows[:, 0]), _taken(pods, rows[:, 1]))
-    placement = placement_with(workload, instance, *reaches)
+    pairs, ordered = (x.ravel() for x in np.mgrid[: len(rows), : len(orders)])
+    chosen = _Chosen(leaves, pods, rows[pairs], classes, orders[ordered])
+    return _profiles_of(workload, instance, chosen, by_stage=by_stage, apart=apart)
+
+
+class _Chosen(NamedTuple):
+    """Options of both levels, and classes of stages, with those that each profile has."""
+
+    leaves: list[_Option]
+    pods: list[_Option]
+    rows: IntArray
+    """Pairs of options, [n, 2]."""
+    classes: list[_StageClass]
+    orders: IntArray
+    """The class of every stage, [n, stages]."""
+
+
+def _profiles_of(
+    workload: Workload, instance: Instance, chosen: _Chosen, *, by_stage: bool, apart: bool
+) -> Profiles:
+    """The profiles of what was chosen, without those that ask for more at the price of others."""
+    leaves, pods, rows, classes, orders = chosen
+    columns = list(zip(*classes, strict=True))
+    of_stages = [np.array(columns[at], dtype=np.int64)[orders] for at in (0, 2)]
+    reaches = [
+        replace(_taken((leaves, pods)[side], rows[:, side]), ep=reach.min(axis=1), stage_ep=reach)
+        for side, reach in enumerate(of_stages)
+    ]
+    placement = placement_with(workload, instance, reaches[0], reaches[1])
     axes = PRICED_AXES if workload.model.moe is None else (*PRICED_AXES, *PRICED_EXPERT_AXES)
     key = np.concatenate([np.asarray(getattr(placement, axis)) for axis in axes], axis=1)
+    if isinstance(placement, StagedPlacement):
+        key = np.concatenate([key, placement.stage_ep.reshape(len(key), -1)], axis=1)
     first = np.sort(np.unique(key, axis=0, return_index=True)[1])
+    # Which stage is which does not matter to slots: what is asked has them in order.
+    in_order = np.sort(orders, axis=1)
     grid = Grid.of(instance.problem)
     needs = tuple(
-        Need(grid=grid, leaves=leaves[a].limits, pods=pods[b].limits)
-        for a, b in rows[first].tolist()
+        Need(
+            grid=grid,
+            leaves=replace(leaves[a].limits, expert_parts=_asked_parts(classes, "leaf_part", own)),
+            pods=replace(pods[b].limits, expert_parts=_asked_parts(classes, "pod_part", own)),
+        )
+        for (a, b), own in zip(rows[first].tolist(), in_order[first].tolist(), strict=True)
     )
-    strength = np.stack(
-        [np.asarray(x, dtype=np.int64) for reach in reaches for x in vars(reach).values()], axis=1
-    )
+    wishes = [np.array(columns[at], dtype=np.int64)[in_order] for at in (0, 2)]
+    if not isinstance(placement, StagedPlacement):
+        wishes = [column[:, :1] for column in wishes]
+    elif not by_stage:
+        wishes = []
+    names = [name for name in vars(reaches[0]) if name not in ("ep", "stage_ep")]
+    of_groups = [np.asarray(getattr(reach, name)) for reach in reaches for name in names]
+    strength = np.concatenate([np.stack(of_groups, axis=1).astype(np.int64), *wishes], axis=1)
     return Profiles(
-        placement=_rows(placement, first), needs=needs, strength=strength[first], apart=apart
+        placement=_rows(placement, first),
+        needs=needs,
+        strength=strength[first],
+        apart=apart,
     )
+
+
+class _StageClass(NamedTuple):
+    """How far a stage's expert groups reach in leaves and in pods, and what that asks of a block there."""
+
+    leaf_ep: int
+    leaf_part: int | None
+    pod_ep: int
+    pod_part: int | None
+
+
+def _stage_classes(
+    leaves: list[tuple[int, int | None]], pods: list[tuple[int, int | None]]
+) -> list[_StageClass]:
+    """Those that differ in price: what a leaf holds, its pod holds without being asked to. Least first."""
+    return [
+        _StageClass(leaf_ep, leaf_part, pod_ep, pod_part)
+        for leaf_ep, leaf_part in leaves
+        for pod_ep, pod_part in pods
+        if pod_ep == pods[0][0] or pod_ep > leaf_ep
+    ]
+
+
+def _best_and_others(classes: list[_StageClass]) -> list[_StageClass]:
+    """Two for all: no stage is better placed than its class, and the second one asks what the best does."""
+    *others, best = classes
+    if not others:
+        return classes
+    return [
+        _StageClass(max(x.leaf_ep for x in others), None, max(x.pod_ep for x in others), None),
+        best._replace(
+            leaf_ep=max(x.leaf_ep for x in classes), pod_ep=max(x.pod_ep for x in classes)
+        ),
+    ]
+
+
+def _nearest(
+    instance: Instance, leaf_gpus: IntArray | None, pod_gpus: IntArray | None
+) -> list[_StageClass]:
+    """How near the expert groups of every stage can be, in leaves and in pods, least first; None is unseen.
+
+    No more stages have groups in parts of at least so many slots than blocks with as many have room for; nor
+    whole groups than fit into blocks.
+    """
+    problem, reaches = instance.problem, []
+    size, each = problem.traffic.expert_slots, instance.slots.gpus
+    for gpus in (leaf_gpus, pod_gpus):
+        by_stage = np.ones(problem.stages, dtype=np.int64)
+        if gpus is None:
+            reaches.append(by_stage * int(instance.layout.ep))
+            continue
+        for members, part in _experts(instance, gpus):
+            slots = gpus // each
+            room = np.where(slots >= (part or 1), slots, 0)
+            room = room // size * size if (part or 1) == size else room
+            stages = int(room.sum()) // size // (problem.slots // size)
+            by_stage[max(problem.stages - stages, 0) :] = members
+        reaches.append(by_stage)
+    pairs = zip(*(reach.tolist() for reach in reaches), strict=True)
+    return [_StageClass(leaf_ep, None, pod_ep, None) for leaf_ep, pod_ep in pairs]
+
+
+def number_of_orders(instance: Instance, classes: int) -> int:
+    """Of so many classes for the first and for the last stage, and for those between them in order."""
+    stages = instance.problem.stages
+    return classes**2 * comb(classes + stages - 3, stages - 2)
+
+
+def _orders_of_alike(instance: Instance, classes: int) -> IntArray:
+    """Every class for all stages, [classes, stages]."""
+    return np.repeat(np.arange(classes)[:, None], instance.problem.stages, axis=1)
+
+
+def _orders(instance: Instance, classes: list[_StageClass], nearest: list[_StageClass]) -> IntArray:
+    """The class of every stage, [orders, stages], least first, of those that counting slots does not exclude.
+
+    Any for the first and for the last stage, which have other work too; inner stages of one class stand side
+    by side, those of the least class first.
+    """
+    stages, indices = instance.problem.stages, range(len(classes))
+    orders = [
+        (first, *between, last)
+        for first, last in product(indices, repeat=2)
+        for between in combinations_with_replacement(indices, stages - 2)
+    ]
+    table = np.array(sorted(orders, key=lambda order: (sum(order), order)), dtype=np.int64)
+    fits = np.ones(len(table), dtype=bool)
+    for part, ep in (("leaf_part", "leaf_ep"), ("pod_part", "pod_ep")):
+        # What asks for nothing is possible, whatever its price.
+        wishes = np.array([getattr(x, ep) * (getattr(x, part) is not None) for x in classes])
+        reachable = np.array([getattr(x, ep) for x in nearest])
+        fits &= np.all(np.sort(wishes[table], axis=1) <= reachable, axis=1)
+    return table[fits]
+
+
+def _asked_parts(classes: list[_StageClass], name: str, order: list[int]) -> tuple[int, ...] | None:
+    """What stages ask of blocks; None where that is nothing."""
+    parts = tuple(getattr(classes[each], name) or 1 for each in order)
+    return None if max(parts) == 1 else parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +309,18 @@ class _Option:
     reach: Reach
     limits: Limits
 
+    @property
+    def ep(self) -> int:
+        """Of the groups of experts."""
+        return int(np.min(self.reach.ep))
+
 
 def _unseen(instance: Instance) -> _Option:
     """A level that the fabric has not: nothing is asked of it."""
     layout = instance.layout
     reach = Reach(
         dp_cp=int(layout.dp) * int(layout.cp), cp=int(layout.cp), ep=int(layout.ep), edp=int(layout.edp),
-        together=True,
+        together=True, stage_ep=int(layout.ep),
     )  # fmt: skip
     return _Option(reach=reach, limits=Limits())
 
@@ -161,10 +336,12 @@ def _packed(instance: Instance, free: IntArray) -> _Option:
 
     traffic, ep = problem.traffic, int(layout.ep)
     fewest_parts = -(-traffic.expert_slots // slots)
+    most_ep = max(1, ep * (traffic.expert_slots // fewest_parts) // traffic.expert_slots)
     reach = Reach(
         dp_cp=members(problem.slots, dense, int(layout.dp) * int(layout.cp)),
         cp=members(traffic.context_slots, context, int(layout.cp)),
-        ep=max(1, ep * (traffic.expert_slots // fewest_parts) // traffic.expert_slots),
+        ep=most_ep,
+        stage_ep=most_ep,
         edp=members(problem.slots // traffic.expert_slots, expert, int(layout.edp)),
         together=problem.stages <= slots,
     )
@@ -192,23 +369,19 @@ def _pairs(leaves: list[_Option], pods: list[_Option]) -> IntArray:
 
 
 def _options(instance: Instance, free: IntArray, fineness: int) -> list[_Option]:
-    """Reaches of one level with their limits; those that ask less come before those that ask more."""
+    """Reaches of one level but for experts, with their limits; those that ask less come first."""
     stages, options = instance.problem.stages, []
     gradients = _gradients(instance, free, fineness)
     contexts = _thinned(_contexts(instance, free), fineness)
-    experts = _thinned(_experts(instance, free), fineness)
     for together in (False, True) if stages > 1 else (True,):
-        for ((dp_cp, edp), (rings, expert_rings)), (cp, context), (ep, part) in product(
-            gradients, contexts, experts
-        ):
+        for ((dp_cp, edp), (rings, expert_rings)), (cp, context) in product(gradients, contexts):
             limits = Limits(
                 rings=rings,
                 context=context,
                 expert_rings=expert_rings,
-                expert_part=part,
                 together=together and stages > 1,
             )
-            reach = Reach(dp_cp=dp_cp, cp=cp, ep=ep, edp=edp, together=together)
+            reach = Reach(dp_cp=dp_cp, cp=cp, ep=1, edp=edp, together=together, stage_ep=1)
             options.append(_Option(reach=reach, limits=limits))
     return options
 
@@ -386,7 +559,8 @@ def profile_bounds(
             context = _context(workload.on(own_gpus), layouts, profiles, part)
             if or_less:
                 context = replace(context, links=best_beyond(context.links))
-            seconds = _seconds(context, layouts.take(part), counts, limit_gib)
+            stages = _Stages.of(context, [profiles[row].placement for row in part])
+            seconds = _seconds(context, layouts.take(part), counts, limit_gib, stages)
             if 1 in numbers_of_groups:
                 apart = np.repeat([profiles[row].apart for row in part], counts)
                 seconds[apart & _no_better_than_one(context)] = np.inf
@@ -414,19 +588,130 @@ def _context(
     workload: Workload, layouts: Layout, profiles: Sequence[Placements], rows: list[int]
 ) -> Context:
     """Of all profiles of the first layout, then of the next."""
-    placed = [vars(profiles[row].placement) for row in rows]
+    placed = [profiles[row].placement for row in rows]
     placement = Placement(
-        **{name: np.concatenate([one[name] for one in placed]) for name in placed[0]}
+        **{name: np.concatenate([getattr(one, name) for one in placed]) for name in GROUPS}
     )
     counts = [_count(profiles[row]) for row in rows]
     return make_context(workload, layouts.take(np.repeat(rows, counts)), placement)
 
 
-def _seconds(context: Context, layouts: Layout, counts: list[int], limit_gib: float) -> FloatArray:
+class _Stages(NamedTuple):
+    """What stages take that lie unlike each other, under each profile, [n]."""
+
+    best: KindTimes
+    """A layer of each kind on the stage that is best at it."""
+    differ: BoolArray
+    busiest_s: FloatArray
+    """Where they differ: the least that the busiest takes for a micro-batch, over all splits."""
+
+    @classmethod
+    def of(cls, context: Context, placed: Sequence[Placement]) -> _Stages | None:
+        """None where all stages lie alike under all profiles of some layouts."""
+        if not any(isinstance(placement, StagedPlacement) for placement in placed):
+            return None
+        every = [
+            placement.by_stage() if isinstance(placement, StagedPlacement) else placement
+            for placement in placed
+        ]
+        counts = np.concatenate(
+            [np.full(len(x.tp), len(y.tp) // len(x.tp)) for x, y in zip(placed, every, strict=True)]
+        )
+        columns = {name: np.concatenate([getattr(each, name) for each in every]) for name in GROUPS}
+        owner = np.repeat(np.arange(len(counts)), counts)
+        flat = replace(context, layout=context.layout.take(owner), placement=Placement(**columns))
+        times = shared_times(flat, LAYER_AXES)
+        assert times is not None
+        starts = np.cumsum(counts) - counts
+        best = times.least_of_runs(starts)
+        slower = np.minimum.reduce(
+            [
+                kind.seconds / np.asarray(least.seconds)[owner]
+                for kind, least in zip(times.layers, best.layers, strict=True)
+            ]
+        )
+        slowest = np.maximum.reduceat(slower, starts)
+        model, differ = context.workload.model, slowest > 1.0
+        layers_s = np.zeros(len(counts))
+        for kind, number in ((best.dense, model.dense_layers), (best.moe, model.moe_layers)):
+            layers_s = layers_s + (0.0 if kind is None else number * np.asarray(kind.seconds))
+        # A stage's layers, as fast as on the best one, and the rest, by how much slower they are there at the
+        # most, add up to all work: each stage has a share of no more than the busiest one's seconds.
+        work_s = layers_s + (np.asarray(least_work_s(context, best)) - layers_s) / slowest
+        busiest_s = work_s / np.add.reduceat(1.0 / slower, starts) * (1 - BOUND_ROUNDING)
+        if not times.unlike:
+            dealt = _WholeLayers.of(times, model, starts)
+            busiest_s = np.maximum(busiest_s, dealt.least_busiest_s(busiest_s))
+        return cls(best, differ, np.where(differ, busiest_s, 0.0))
+
+
+BOUND_ROUNDING = 1e-9
+"""By which a sum in another order may differ."""
+HALVINGS = 30
+"""Of the range in which the least pace is looked for."""
+
+
+class _WholeLayers(NamedTuple):
+    """Layers of one kind, dealt out whole to stages: those of the first profile, then of the next."""
+
+    layer_s: FloatArray
+    """Of one layer on each stage."""
+    front_s: FloatArray
+    """What the first stage does besides, were it the first."""
+    end_s: FloatArray
+    """What the last one does besides, were it the last."""
+    number: int
+    """Of layers."""
+    starts: IntArray
+    """Where each profile's stages begin."""
+
+    @classmethod
+    def of(cls, times: KindTimes, model: ModelSpec, starts: IntArray) -> _WholeLayers:
+        """Of a model's layers with experts, with times on each stage."""
+        assert times.moe is not None
+        layer_s = np.asarray(times.moe.seconds)
+        ends = (times.embedding.seconds, last_rank_s(times, model.mtp_layers))
+        front_s, end_s = (np.broadcast_to(np.asarray(each), layer_s.shape) for each in ends)
+        return cls(layer_s, front_s, end_s, model.moe_layers, starts)
+
+    def least_busiest_s(self, least_s: FloatArray) -> FloatArray:
+        """What the busiest stage takes at the least, [profiles], no less than `least_s`.
+
+        Any stage may be the first or the last: these lie where that takes the fewest layers' room.
+        """
+        low = least_s
+        high = low + 2 * np.maximum.reduceat(self.layer_s, self.starts)
+        for ends in (self.front_s, self.end_s):
+            high = high + np.maximum.reduceat(ends, self.starts)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            fits = self._hold(middle)
+            low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+        return np.asarray(low * (1 - BOUND_ROUNDING))
+
+    def _hold(self, limit_s: FloatArray) -> BoolArray:
+        """Whether stages have room for all layers within some seconds each, [profiles]."""
+        counts = np.diff(self.starts, append=len(self.layer_s))
+        limits = np.repeat(limit_s, counts) * (1 + BOUND_ROUNDING)
+        room = np.floor(limits / self.layer_s)
+        layers = np.add.reduceat(room, self.starts)
+        for ends in (self.front_s, self.end_s):
+            beside = np.maximum(np.floor((limits - ends) / self.layer_s), 0.0)
+            layers = layers - np.minimum.reduceat(room - beside, self.starts)
+        return np.asarray(layers >= self.number)
+
+
+def _seconds(
+    context: Context, layouts: Layout, counts: list[int], limit_gib: float, stages: _Stages | None
+) -> FloatArray:
     times = shared_times(context, LAYER_AXES)
     if times is None:  # No layout has a mapping that keeps its groups where they have to lie.
         return np.zeros(0)
-    busiest_s = busiest_in_rooms_s(context, times, layouts, counts, limit_gib)
+    best = times if stages is None else stages.best
+    busiest_s = busiest_in_rooms_s(context, best, layouts, counts, limit_gib)
+    if stages is not None:
+        busiest_s = np.maximum(busiest_s, stages.busiest_s)
+        times = replace(times, by_stage=best.with_one_stage())
     fits = np.isfinite(busiest_s)
     traffic = shared_traffic(context, GROUPS_OF_TRAFFIC)
     step = optimistic_step(context, times, np.where(fits, busiest_s, 0.0), traffic)

@@ -381,6 +381,8 @@ class Instance:
     slots: Slots
     problem: MappingProblem
     traffic: GroupTraffic
+    stages_apart: bool = False
+    """Whether each pipeline stage is priced by where its own expert groups lie."""
 
 
 def inside_slot(layout: Layout, slot_gpus: int) -> Inside:

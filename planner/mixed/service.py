@@ -196,8 +196,8 @@ class MixedSearch:
             outcome.status = "optimal" if outcome.best is not None else "infeasible"
         except OutOfTimeError:
             outcome.waiting = rows[position : position + _MOST_WAITING]
-            left = [row.bound_s * self._least_factor for row in outcome.waiting[:1]]
-            outcome.lower_bound_s = min([*left, self._limit_s]) if rows else None
+            first_waiting = [row.bound_s * self._least_factor for row in outcome.waiting[:1]]
+            outcome.lower_bound_s = min([*first_waiting, self._limit_s]) if rows else None
             outcome.status = "feasible" if outcome.best is not None else "unknown"
         if outcome.lower_bound_s == inf:
             outcome.lower_bound_s = None
@@ -555,8 +555,8 @@ def _searched(
         until = began + _SHARE_BY_PRICE * limit_s
     outcomes = []
     for chosen in _choices_of_parts(request):
-        found = through_parts(chosen, cutoff_s, until, progress=progress, rivals_s=rivals_s)
-        outcomes.append((chosen, found))
+        outcome = through_parts(chosen, cutoff_s, until, progress=progress, rivals_s=rivals_s)
+        outcomes.append((chosen, outcome))
     return _Searched(alone=alone, rivals=rivals, outcomes=outcomes, deadline=deadline)
 
 
@@ -640,9 +640,9 @@ def _by_pairs(request: MixedRequest, searched: _Searched) -> _Picked:
             rows.append((promised.model_copy(update={"plan": words}), picked))
     for chosen, by_price in searched.outcomes:
         corrections = [gain_corrections(part.workload()) for part in chosen.parts]
-        found = through_parts(chosen, least_s, searched.deadline, corrections=corrections)
-        bounds.append(_least_s(found.status, found.lower_bound_s))
-        for kernel in (found.best, by_price.best):
+        corrected = through_parts(chosen, least_s, searched.deadline, corrections=corrections)
+        bounds.append(_least_s(corrected.status, corrected.lower_bound_s))
+        for kernel in (corrected.best, by_price.best):
             if kernel is not None and kernel.price is not None:
                 picked = _Picked(kernel.price_s, None, chosen, kernel)
                 rows.append((_promise(chosen, corrections, kernel, kernel.price), picked))
@@ -847,8 +847,8 @@ def placed_on_parts(plan: MixedPlan, onto: MixedClusterSpec) -> MixedPlan:
     moved = plan.model_copy(update={"cluster": onto})
     moved = moved.model_copy(update={"inputs": request_on(moved, 0).inputs()})
     request = request_of_parts(moved)
-    for name, own in zip(names, request.parts, strict=True):
-        check_part(own.cluster, name)
+    for name, each in zip(names, request.parts, strict=True):
+        check_part(each.cluster, name)
     pipeline = Pipeline.of(moved)
     plain: dict[str, Any] = {
         name: MixedPlan.model_fields[name].get_default(call_default_factory=True)
@@ -867,9 +867,9 @@ def placed_on_parts(plan: MixedPlan, onto: MixedClusterSpec) -> MixedPlan:
             "objective": objective_of(moved.predicted.step_time_s, None),
             "alone": [
                 nothing.model_copy(
-                    update={"part": name, "device": own.cluster.device.name, "gpus": own.gpus}
+                    update={"part": name, "device": each.cluster.device.name, "gpus": each.gpus}
                 )
-                for name, own in zip(names, request.parts, strict=True)
+                for name, each in zip(names, request.parts, strict=True)
             ],
         }
     )

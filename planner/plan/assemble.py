@@ -658,7 +658,11 @@ def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:
     matrix, names = best.matrix, list(fabric_levels(workload.cluster, workload.gpus).names)
     if best.ranks is not None:
         return Mapping(
-            order=list(MEGATRON_DEFAULT), levels=names, matrix={}, ranks=list(best.ranks)
+            order=list(MEGATRON_DEFAULT),
+            levels=names,
+            matrix={},
+            ranks=list(best.ranks),
+            stage_ep=None if best.stage_ep is None else [list(row) for row in best.stage_ep],
         )
     listed = workload.gpus <= MOST_LISTED_RANKS
     return Mapping(

@@ -454,6 +454,9 @@ class Mapping(ClosedDocument):
     ranks: list[tuple[int, int]] | None = None
     more_blocks: MoreBlocksDoc | None = None
     """Null where the ranks are in as few blocks of every level as there can be."""
+    stage_ep: list[list[int]] | None = None
+    """Members of an expert group in one block of every level, stage by stage, where each is priced by them;
+    null where the stage that reaches least far prices all of them."""
 
 
 class Binding(ClosedDocument):

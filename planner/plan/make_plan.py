@@ -45,7 +45,7 @@ from meshwright.planner.plan.robustness import (
     question_of_robustness,
     survey_of,
 )
-from meshwright.planner.plan.texts import workload_of_plan
+from meshwright.planner.plan.texts import stages_apart, workload_of_plan
 from meshwright.planner.plan.verify import faults, verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.prediction import grades
@@ -250,6 +250,7 @@ def repriced(plan: Plan, calibration: Calibration | None) -> Plan:
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         step_time_s=0.0,
         ranks=None if plan.mapping.ranks is None else tuple(plan.mapping.ranks),
+        stage_ep=stages_apart(plan.mapping.stage_ep),
     )
     predicted = predict(workload_of_plan(changed).on(int(layout.gpus)), priced)
     update = {

@@ -382,30 +382,32 @@ def _against_sets(
     bounds = [best.settled.outcome.lower_bound_s]
     is_whole_open, are_parts_open = True, may_idle
     for count in counts:
-        asked = replace(request, gpus=count * request.cluster.gpus_per_node, top_k=1)
-        exact = replace(asked, forbids=tuple(dict.fromkeys((*request.forbids, IDLE_GPUS))))
+        on_count = replace(request, gpus=count * request.cluster.gpus_per_node, top_k=1)
+        exact = replace(on_count, forbids=tuple(dict.fromkeys((*request.forbids, IDLE_GPUS))))
         floors: list[Outcome] = []
         if is_whole_open:
             # The first of these tells whether any number of nodes is left.
             is_first = may_idle and count == counts[0]
             floors.append(
-                _on_one_leaf(asked if is_first else exact, searched, below_s=_seconds(best))
+                _on_one_leaf(on_count if is_first else exact, searched, below_s=_seconds(best))
             )
             is_whole_open = bool(floors[0].best) or not is_first
-            if floors[0].best and int(floors[0].best[0].layout.gpus) < asked.gpus:
+            if floors[0].best and int(floors[0].best[0].layout.gpus) < on_count.gpus:
                 floors[0] = _on_one_leaf(exact, searched, below_s=_seconds(best))
         if are_parts_open:
-            floors.append(_on_parts(asked, searched, below_s=_seconds(best)))
+            floors.append(_on_parts(on_count, searched, below_s=_seconds(best)))
             are_parts_open = bool(floors[-1].best)
         if not any(floor.best for floor in floors):
             bounds += [_least_s(floor) for floor in floors]
             if not is_whole_open and not are_parts_open:
                 break
             continue
-        sets, is_every = _sets_of_nodes(request.cluster, asked.gpus)
+        sets, is_every = _sets_of_nodes(request.cluster, on_count.gpus)
         if are_alike and (not is_every or len(sets) > MOST_ALIKE_SETS):
             everything = replace(
-                request, cluster=request.cluster.with_any_gpus(), gpus=min(request.gpus, asked.gpus)
+                request,
+                cluster=request.cluster.with_any_gpus(),
+                gpus=min(request.gpus, on_count.gpus),
             )
             likely = _best_layout([best])
             decisions, of_any = _of_everything(
@@ -418,7 +420,7 @@ def _against_sets(
         likely = next(floor.best[0].layout for floor in floors if floor.best)
         for cluster in sets:
             on_set = replace(
-                asked if are_parts_open else exact,
+                on_count if are_parts_open else exact,
                 cluster=cluster,
                 top_k=request.top_k,
                 time_limit_s=limit_left_s(),
@@ -435,8 +437,8 @@ def _against_sets(
     if best is not before and compares:
         full = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
         best = replace(best, settled=full)
-    known = [bound_s for bound_s in bounds if bound_s is not None]
-    outcome = _bounded(best, min(known) if len(known) == len(bounds) else None)
+    proven = [bound_s for bound_s in bounds if bound_s is not None]
+    outcome = _bounded(best, min(proven) if len(proven) == len(bounds) else None)
     best = replace(best, settled=replace(best.settled, outcome=outcome))
     if before.request is best.request:
         return best
@@ -498,9 +500,9 @@ def _decide_by_adapters(
         undecided = (each for each in decisions if each.settled.outcome.status != "infeasible")
         return next(undecided, best)
     bounds = [_least_s(decision.settled.outcome) for decision in decisions]
-    known = [bound_s for bound_s in bounds if bound_s is not None]
-    is_known = len(known) == len(bounds) and len(listed) == len(rates)
-    outcome = _bounded(best, min(known) if is_known else None)
+    proven = [bound_s for bound_s in bounds if bound_s is not None]
+    is_known = len(proven) == len(bounds) and len(listed) == len(rates)
+    outcome = _bounded(best, min(proven) if is_known else None)
     best = replace(best, settled=replace(best.settled, outcome=outcome))
     return replace(best, note=_note_on_adapters(request, best))
 

@@ -15,7 +15,7 @@ import yaml
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
 from meshwright.costmodel.estimate import Estimate, estimate_layout, stage_memory_gib
-from meshwright.costmodel.layout import AXES, Layout, Placement
+from meshwright.costmodel.layout import AXES, Layout, Placement, StagedPlacement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import Workload
@@ -250,6 +250,13 @@ def group_placement(
     return counted_placement(workload.cluster, layout, ranks)
 
 
+def with_stages(placement: Placement, stage_ep: Sequence[Sequence[int]] | None) -> Placement:
+    """A placement with what a plan says of its stages, if it says anything."""
+    if stage_ep is None:
+        return placement
+    return StagedPlacement(**vars(placement), stage_ep=np.array(stage_ep, dtype=np.int64))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """One way to train a model: a layout on its workload, its split of the layers and its groups' places."""
@@ -266,6 +273,7 @@ class Setup:
     def of_priced(workload: Workload, best: Priced) -> Setup:
         """What a search priced, as it is mapped."""
         placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
+        placement = with_stages(placement, best.stage_ep)
         return Setup(workload=workload, layout=best.layout, stages=best.stages, placement=placement)
 
     @property
@@ -312,6 +320,11 @@ class Setup:
         return list(findings(finished, without=without))
 
 
+def stages_apart(stage_ep: Sequence[Sequence[int]] | None) -> tuple[tuple[int, ...], ...] | None:
+    """`Priced.stage_ep` from a document."""
+    return None if stage_ep is None else tuple(map(tuple, stage_ep))
+
+
 def setup_of(plan: Plan, workload: Workload | None = None) -> Setup:
     """A plan that has a layout, as it stands.
 
@@ -332,12 +345,13 @@ def priced_of(plan: Plan) -> Priced:
     assert plan.layout is not None
     assert plan.mapping is not None
     matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
-    ranks = plan.mapping.ranks
+    ranks, stage_ep = plan.mapping.ranks, plan.mapping.stage_ep
     return Priced(
         layout=layout_from_document(plan.layout),
         matrix=matrix,
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         step_time_s=plan.objective.step_time_s or 0.0,
         ranks=None if matrix or ranks is None else tuple(ranks),
+        stage_ep=stages_apart(stage_ep),
         execution=plan.execution or PlanRequest.of_inputs(plan.inputs).plainest,
     )

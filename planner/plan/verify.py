@@ -247,8 +247,13 @@ def _price_faults(setup: Setup, predicted: Predicted) -> Iterator[str]:
 
 
 def recounted(workload: Workload, layout: Layout, mapping: Mapping) -> Placement:
-    """Where the groups of a mapping lie, counted from its rank list alone."""
-    return recounted_placement(workload.cluster, layout, _ranks_of(workload, mapping))
+    """Where the groups of a mapping lie, counted from its rank list alone; by stage, if it says so."""
+    return recounted_placement(
+        workload.cluster,
+        layout,
+        _ranks_of(workload, mapping),
+        by_stage=mapping.stage_ep is not None,
+    )
 
 
 def _ranks_of(workload: Workload, mapping: Mapping) -> list[tuple[int, int]]:

@@ -184,6 +184,8 @@ class LayoutSearch:
         self._on_all_gpus: Priced | None = None
         """The fastest price so far of a layout that leaves no GPU idle."""
         self._pool = LayoutPool()
+        self._mapped: list[tuple[int, Layout, FloatArray]] = []
+        """Layouts whose mappings were bounded, by execution, with the bounds that they had before."""
         self._undecided_s = inf
         """No mapping of a priced layout that stayed undecided is faster than this."""
         self._unexplored_s = 0.0
@@ -222,6 +224,7 @@ class LayoutSearch:
                 self._scan_space()
             self._unexplored_s = inf
             self._close()
+            self._price_stages_apart()
             self._look_beyond_the_lists()
         except (OutOfTimeError, AnyPlanFoundError):
             open_s = min(self._pool.least_s(), self.chooser.least_s())
@@ -699,6 +702,35 @@ class LayoutSearch:
             else:
                 beside = fewest
 
+    def _price_stages_apart(self) -> None:
+        """Prices layouts with each pipeline stage by its own place, where that may beat the best price.
+
+        Whatever was left out before its mappings were bounded is no faster so: those bounds hold wherever
+        stages lie. Where time ends, what is not priced stays in the bound.
+        """
+        waiting: list[tuple[float, int, Layout]] = []
+        for index, layouts, bound_s in () if self._sought.listed_only else self._mapped:
+            near = layouts.take(bound_s < self._cutoff_s)
+            apart_s = self._branches[index].pricing.apart_bounds_s(near)
+            for row in np.flatnonzero(apart_s < self._cutoff_s).tolist():
+                waiting.append((float(apart_s[row]), index, near.scalar(row)))
+        best = {_undecided(priced.layout) for priced in self._best_prices()}
+        waiting.sort(key=lambda each: (_undecided(each[2]) not in best, each[0]))
+        for at, (least_s, index, layout) in enumerate(waiting):
+            if least_s >= self._cutoff_s:
+                continue
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                rest_s = min(each_s for each_s, _, _ in waiting[at:])
+                self._undecided_s = min(self._undecided_s, rest_s)
+                return
+            branch = self._branches[index]
+            priced = branch.pricing.exact_apart(layout, least_s, self._cutoff_s)
+            self._undecided_s = min(self._undecided_s, branch.pricing.undecided_s)
+            if priced is not None:
+                run = replace(priced, execution=branch.execution_of(priced.layout))
+                self._best = [each for each in self._best if not _is_same_run(each[2], run)]
+                self._take(run)
+
     def _look_beyond_the_lists(self) -> None:
         """Closes the mappings that no list has, as far as it goes: their bound decides on the proof."""
         for branch in () if self._sought.listed_only else self._branches:
@@ -775,6 +807,7 @@ class LayoutSearch:
         for index in np.unique(self._pool.branch[rows]):
             own = rows[self._pool.branch[rows] == index]
             bounded = self._branches[index].mapping_bounds(self._pool.take(own), self._top_k)
+            self._mapped.append((int(index), self._pool.take(own), self._pool.bound_s[own].copy()))
             for row, bounds in zip(own, bounded, strict=True):
                 self._pool.set_mappings(int(row), bounds)
 
@@ -808,6 +841,17 @@ class LayoutSearch:
             raise AnyPlanFoundError
         if priced is self._best[0][2]:
             self._say(f"{priced.step_time_s:.4g} s a step, {len(self._pool)} layouts left")
+
+
+def _undecided(layout: Layout) -> Layout:
+    """A layout as it was before the number of recomputed layers was decided."""
+    return replace(layout, recompute_layers=0)
+
+
+def _is_same_run(one: Priced, other: Priced) -> bool:
+    """Whether two prices are of one layout under one execution."""
+    same_layout = _undecided(one.layout) == _undecided(other.layout)
+    return same_layout and one.execution == other.execution
 
 
 # Every layout of a small space that can fit, priced: no bounds on time, no pruning, no solver.
@@ -948,8 +992,11 @@ def _part_priced(branch: Branch, layouts: Layout, first: int) -> _PartPriced:
             part.certificate.rule_out(HbmCapacity.name, 1)
             continue
         part.certificate.priced += 1
-        as_run = replace(priced, execution=branch.execution_of(priced.layout))
-        part.best.append((priced.step_time_s, first + legal[row], as_run))
+        alone = layouts.scalar(legal[row])
+        best = pricing.exact_apart(alone, 0.0, priced.step_time_s) or priced
+        part.undecided_s = min(part.undecided_s, pricing.undecided_s)
+        as_run = replace(best, execution=branch.execution_of(best.layout))
+        part.best.append((best.step_time_s, first + legal[row], as_run))
     part.unlisted_s, part.is_whole = pricing.unlisted_s, priced_in_time == len(legal)
     return part
 

@@ -108,6 +108,17 @@ class CorrectedPricing(CostModelPricing):
             return None
         return replace(priced, step_time_s=priced.step_time_s * self._factor)
 
+    def apart_bounds_s(self, layouts: Layout) -> FloatArray:
+        """Corrected by the layouts' own settings."""
+        return self._times(self._pricing.apart_bounds_s(layouts), layouts)
+
+    def exact_apart(self, layout: Layout, least_s: float, cutoff_s: float) -> Priced | None:
+        """As `exact`, with stages priced by their own places."""
+        self._factor = float(self._corrections.factor(self.workload, layout))
+        least_s, cutoff_s = least_s / self._factor, cutoff_s / self._factor
+        priced = self._pricing.exact_apart(layout, least_s, cutoff_s)
+        return priced and replace(priced, step_time_s=priced.step_time_s * self._factor)
+
     def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
         """As the prices that are corrected, each by the factor of its own settings."""
         factors = self._corrections.factor(self.workload, layouts).tolist()

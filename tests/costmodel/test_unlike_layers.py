@@ -216,6 +216,11 @@ def test_the_split_that_is_played_is_the_best_of_all_partitions() -> None:
         first, last = chance.random(), 3 * chance.random()
         on_first = [0.2 * part for part in backward[:ahead]]
         less = [part - own for part, own in zip(backward[:ahead], on_first, strict=True)]
+        on_rank_0 = tuple(
+            (own - (less[n] if n < ahead else 0.0), extra)
+            for n, (own, extra, _) in enumerate(drawn)
+        )
+        on_others = tuple((own, extra) for own, extra, _ in drawn)
         costs = SplitCosts(
             pp=pp,
             vpp=1,
@@ -223,11 +228,8 @@ def test_the_split_that_is_played_is_the_best_of_all_partitions() -> None:
             num_micro_batches=flushes * chance.choice([pp - 1, pp, pp + 1, 3 * pp]),
             flushes=flushes,
             layer_s=1.0,
-            order=tuple(
-                (own - (less[n] if n < ahead else 0.0), extra)
-                for n, (own, extra, _) in enumerate(drawn)
-            ),
-            order_behind=tuple((own, extra) for own, extra, _ in drawn) if ahead else (),
+            order=on_rank_0,
+            order_of_ranks=(on_rank_0, *[on_others] * (pp - 1)) if ahead else (),
             first_s=first,
             last_s=last,
             recompute_layers=again,
@@ -419,6 +421,12 @@ def test_the_split_of_a_sequence_is_the_best_of_all_partitions() -> None:
         again = chance.choice([0, 1, ALL_LAYERS])
         ahead = chance.choice([0, 0, 1, layers // 2]) if again == 0 else 0
         on_first = tuple((own_s / 3, again_s) for own_s, again_s in order[:ahead])
+        of_ranks = (on_first + order[ahead:], *[order] * (pp - 1)) if ahead else ()
+        if not ahead and case % 3 == 0:  # stages that lie unlike each other
+            slower = [1.0, *(chance.choice([1.0, 1.3]) for _ in range(pp - 1))]
+            of_ranks = tuple(
+                tuple((own_s * by, again_s) for own_s, again_s in order) for by in slower
+            )
         costs = SplitCosts(
             pp=pp,
             vpp=1,
@@ -426,7 +434,7 @@ def test_the_split_of_a_sequence_is_the_best_of_all_partitions() -> None:
             num_micro_batches=8,
             layer_s=1.0,
             order=on_first + order[ahead:],
-            order_behind=order if ahead else (),
+            order_of_ranks=of_ranks,
             first_s=chance.random(),
             last_s=3 * chance.random(),
             recompute_layers=again,
@@ -504,9 +512,11 @@ def _pipeline_s(costs: SplitCosts, sizes: list[int]) -> float:
 
 def _ranks_s(costs: SplitCosts, sizes: list[int]) -> list[float]:
     """Seconds of every rank, its layers one after the other."""
-    ends, seconds = [0, *itertools.accumulate(sizes)], []
+    seconds: list[float] = []
+    ends = [0, *itertools.accumulate(sizes)]
     for begin, end in itertools.pairwise(ends):
-        own = (costs.order_behind if begin and costs.order_behind else costs.order)[begin:end]
+        rank = len(seconds)
+        own = (costs.order_of_ranks[rank] if costs.order_of_ranks else costs.order)[begin:end]
         seconds.append(sum(s for s, _ in own) + sum(a for _, a in own[: costs.recompute_layers]))
     seconds[0] += costs.first_s
     seconds[-1] += costs.last_s
