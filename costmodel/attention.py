@@ -230,9 +230,8 @@ def turns_stepwise(workload: Workload) -> bool:
     if model.position != "rope" or model.attention is not None:
         return False
     scaling = model.rope.scaling
-    never_fused = scaling is not None and scaling.type == "yarn"
-    in_megatron = framework_of_stack(workload.framework).name == "megatron"
-    return bool(workload.stepwise_rotary) or (never_fused and in_megatron)
+    unfused = framework_of_stack(workload.framework).unfused_rope
+    return bool(workload.stepwise_rotary) or (scaling is not None and scaling.type in unfused)
 
 
 def _inner_bytes(c: Context, widths: _Widths) -> Passes:

@@ -771,6 +771,7 @@ MEGATRON = Framework(
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
         "tp-cp-ep-pp-dp": _said("pipeline_before_data", COMMON),
     },
+    unfused_rope=("yarn",),
     own_rules=("megatron-mtp-positions",),
 )
 """Read in megatron-core 0.19.2; `since` in 0.8, 0.10, 0.12, 0.14 and 0.16."""

@@ -359,6 +359,8 @@ class Framework:
     """Image encoders that run in front of a language model, by `VisionSpec.kind`."""
     references: Mapping[str, ReferenceSetting] = field(default_factory=dict)
     """Where a reference model of preference training can be."""
+    unfused_rope: tuple[str, ...] = ()
+    """Kinds of rotary scaling under which rotary embeddings never run as one kernel."""
     uneven_stages: bool = True
     """Whether launch files can say how many layers each pipeline stage has."""
     experts_follow_tp: bool = False
