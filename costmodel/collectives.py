@@ -224,8 +224,8 @@ def long_ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Li
     beyond = np.where(members < size, size / members, 0.0)
     crossing = np.where(members > inside, size / inside - beyond, 0.0)
     hops = crossing * (size - 1) / size
-    moving_s = _pass_s(buffer_bytes, members, links, (size - 1) / size, hop_s=0.0)
-    return _over_levels(np.add, hops * links.latency_s) + moving_s
+    moving = replace(links, latency_s=np.zeros_like(links.latency_s))
+    return _over_levels(np.add, hops * links.latency_s) + ring_pass_s(buffer_bytes, members, moving)
 
 
 def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
@@ -324,14 +324,9 @@ def is_in_two_blocks(members: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _pass_s(
-    buffer_bytes: Floats,
-    members: NDArray[np.int64],
-    links: Links,
-    share: NDArray[np.float64],
-    hop_s: Floats | None = None,
+    buffer_bytes: Floats, members: NDArray[np.int64], links: Links, share: NDArray[np.float64]
 ) -> Floats:
-    """One pass, `share` of the buffer going over every boundary of a level, shape [..., levels or 1]; a hop
-    has the latency of its level, or `hop_s`."""
+    """One pass, `share` of the buffer going over every boundary of a level, shape [..., levels or 1]."""
     inside = members_inside(members)
     crossed = members > inside
     n = np.asarray(buffer_bytes, dtype=np.float64)[..., None]
@@ -339,8 +334,7 @@ def _pass_s(
     block_rate = inside * links.bytes_per_s
     slowest = _over_levels(np.maximum, crossed * share * slow_down / block_rate)
     hops = np.log2(members / inside)
-    hop_s = links.latency_s if hop_s is None else hop_s
-    hop_s = hop_s if links.fill_s is None else hop_s + links.fill_s
+    hop_s = links.latency_s if links.fill_s is None else links.latency_s + links.fill_s
     latency = _over_levels(np.add, hops * hop_s)
     seconds: Floats = latency + np.asarray(buffer_bytes) * slowest
     return seconds

@@ -112,13 +112,10 @@ class Layout:
         """
         shape, values = self.broadcast_shape(), vars(self)
         taken: dict[int, NDArray[Any]] = {}
-        fields: dict[str, NDArray[Any]] = {}
-        for name, value in values.items():
-            array = taken.get(id(value))
-            if array is None:
-                array = taken[id(value)] = in_shape(value, shape)[index]
-            fields[name] = array
-        return self._with_fields(fields)
+        for value in values.values():
+            if id(value) not in taken:
+                taken[id(value)] = in_shape(value, shape)[index]
+        return self._with_fields({name: taken[id(value)] for name, value in values.items()})
 
     def _with_fields(self, values: dict[str, Any]) -> Self:
         # Setting frozen fields one by one takes ten times as long.
@@ -202,8 +199,8 @@ class Layout:
         """
         shape: tuple[int, ...] = ()
         for value in vars(self).values():
-            shape_of_field = value.shape if isinstance(value, np.ndarray) else ()
-            if shape_of_field and shape_of_field != shape:
+            field_shape = getattr(value, "shape", ())
+            if field_shape and field_shape != shape:
                 if shape:
                     return np.broadcast_shapes(*map(np.shape, vars(self).values()))
                 shape = shape_of_field
@@ -235,7 +232,7 @@ def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     ValueError
         Where the values do not broadcast to the shape.
     """
-    array = values if isinstance(values, np.ndarray) else np.asarray(values)
+    array = np.asarray(values)
     if array.shape == shape:
         return array
     if array.ndim:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -123,16 +122,6 @@ def _mixer_on_gpu(
     model: ModelSpec, layout: Layout, blocks: BlockShares, attention: AttentionShares
 ) -> Floats:
     """Parameters of attention, of each kind so much, and of Mamba, with a layer's norms."""
-    split, whole, norms = _mixer_parameters(model, blocks, attention)
-    return split / np.asarray(layout.tp) + whole + norms
-
-
-@lru_cache(maxsize=256)
-def _mixer_parameters(
-    model: ModelSpec, blocks: BlockShares, attention: AttentionShares
-) -> tuple[float, float, float]:
-    """Of a layer's mixers: what tensor ranks share, what each holds whole, and norms. Cached: every bound and
-    price asks for them several times."""
     whole, split = 0.0, 0.0
     for letter, share in attention.softmax:
         kind = model.kinds_apart.get(letter, model)
@@ -149,7 +138,7 @@ def _mixer_parameters(
     norms = norm_parameters_per_layer(model)
     if model.hybrid_pattern is not None:
         norms = norms * round(blocks.total)
-    return split, whole, norms
+    return split / np.asarray(layout.tp) + whole + norms
 
 
 def _feed_forward(model: ModelSpec, attention: AttentionShares) -> float:
