@@ -203,7 +203,7 @@ class Layout:
             if field_shape and field_shape != shape:
                 if shape:
                     return np.broadcast_shapes(*map(np.shape, vars(self).values()))
-                shape = shape_of_field
+                shape = field_shape
         return shape
 
     def _broadcast(self) -> dict[str, Any]:
