@@ -674,28 +674,9 @@ class MappedPricing(CostModelPricing):
         best = self._at_once(space, layout, cutoff_s)
         if mappings.least_s < self._limit(best, cutoff_s):
             self._probe(space)
-        bound_s, tries = np.where(space.excluded, inf, mappings.bound_s), 0
-        while True:
-            limit = self._limit(best, cutoff_s)
-            bound_s = self._possible_first(space, bound_s, limit)
-            pricing = PlacedAs(self._workload, space.profiles.placement)
-            priced, undecided_s = _fastest(pricing, layout, bound_s, limit)
-            self._undecided_s = min(self._undecided_s, undecided_s)
-            if priced is None:
-                return best
-            row = priced.matrix[PROFILE][0]
-            assignment = self._packing.find(space.instance, space.profiles.needs[row])
-            if assignment is None:
-                bound_s = self._without(space, bound_s, row, priced.step_time_s)
-                continue
-            real = self._best_of(space, [assignment], layout, limit)
-            best, tries = real or best, tries + 1
-            if real is not None and real.step_time_s <= priced.step_time_s * SAME:
-                return best
-            self._undecided_s = min(self._undecided_s, priced.step_time_s)
-            if tries >= TRIES:
-                return best
-            bound_s[row] = inf
+        pricing = PlacedAs(self._workload, space.profiles.placement)
+        bound_s = np.where(space.excluded, inf, mappings.bound_s)
+        return self._asked_in_turn(space, pricing, layout, bound_s, best=best, cutoff_s=cutoff_s)
 
     def _exact_by_stage(
         self, space: _MappingSpace, layout: Layout, least_s: float, cutoff_s: float
@@ -705,11 +686,29 @@ class MappedPricing(CostModelPricing):
         Each mapping is priced with its stages in every order that prices tell apart. Profiles that ask for
         the same differ in that order alone; where one would be faster than the mapping, it stays undecided.
         """
-        pricing, best, tries = PlacedAs(self._workload, space.profiles.placement, Peaks()), None, 0
+        pricing = PlacedAs(self._workload, space.profiles.placement, Peaks())
         bound_s = self._bounded_by_stage(space, layout)
         if bound_s.min(initial=inf) < cutoff_s:
             self._probe(space)
         bound_s = np.where(space.excluded, inf, np.maximum(bound_s, least_s))
+        return self._asked_in_turn(space, pricing, layout, bound_s, best=None, cutoff_s=cutoff_s)
+
+    def _asked_in_turn(
+        self,
+        space: _MappingSpace,
+        pricing: PlacedAs,
+        layout: Layout,
+        bound_s: FloatArray,
+        *,
+        best: Priced | None,
+        cutoff_s: float,
+    ) -> Priced | None:
+        """The fastest profile that a mapping keeps, or the `best` that is known, if that is faster.
+
+        The profile with the least price is asked for; one that no mapping keeps is left out, and all that ask
+        for more.
+        """
+        tries = 0
         while True:
             limit = self._limit(best, cutoff_s)
             bound_s = self._possible_first(space, bound_s, limit)

@@ -159,6 +159,11 @@ def fastest_splits(request: MixedRequest) -> Iterator[tuple[float, float]]:
                     yield seconds, counted_use(segments_of(request, sized, order), stages)
 
 
+def sparing(request: MixedRequest, limit: float) -> MixedRequest:
+    parts = tuple(replace(part, max_cut_use=limit) for part in request.parts)
+    return replace(request, parts=parts)
+
+
 def compare(seed: int) -> set[str]:
     request = dense(seed)
     every = sorted(fastest_splits(request))
@@ -166,10 +171,7 @@ def compare(seed: int) -> set[str]:
     uses = sorted({use for _, use in every})
     for place in (0.0, 0.2, 0.6):
         limit = min(uses[int(place * len(uses))] * 1.01, 0.999) if uses else 0.5
-        limited = replace(
-            request, parts=tuple(replace(part, max_cut_use=limit) for part in request.parts)
-        )
-        outcome = MixedSearch(limited, inf).run()
+        outcome = MixedSearch(sparing(request, limit), inf).run()
         allowed_s = [seconds for seconds, use in every if use <= limit]
         if not allowed_s:
             assert outcome.status == "infeasible"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from ortools.sat.python import cp_model
 
 from meshwright.planner.mixed.document import MixedRequest
 from meshwright.planner.mixed.service import make_mixed_plan
-from tests.planner.mixed.test_mixed_cuts import dense
+from tests.planner.mixed.test_mixed_cuts import dense, sparing
 from tests.planner.mixed.test_mixed_optimum import (
     asked,
     asked_inside,
@@ -32,11 +31,6 @@ KINDS: dict[str, Callable[[int], MixedRequest]] = {
     "unlike": asked_unlike,
     "cuts": lambda seed: sparing(dense(seed), 0.05),
 }
-
-
-def sparing(request: MixedRequest, limit: float) -> MixedRequest:
-    parts = tuple(replace(part, max_cut_use=limit) for part in request.parts)
-    return replace(request, parts=parts)
 
 
 def parsed(path: Path) -> cp_model.CpModel:
