@@ -313,7 +313,7 @@ class KindTime:
 
 
 def _of_layouts(seconds: Floats, index: NDArray[np.intp], size: int) -> NDArray[np.float64]:
-    """Seconds of the layouts at some positions among `size`; stage by stage where they are so."""
+    """Seconds of the layouts at some positions among `size`, of every stage where they are given by stage."""
     values = np.asarray(seconds, dtype=np.float64)
     return values[index] if values.ndim > 1 else in_shape(values, (size,))[index]
 

@@ -847,7 +847,7 @@ def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats)
 
 
 def _waiting_least(c: Context, step: _Step, busiest_s: Floats, work_s: Floats = np.inf) -> _Step:
-    """The step with no more than ranks wait for one another at the least where the schedule is played.
+    """The step with only those waits that ranks of a played schedule cannot avoid.
 
     Waits may be shorter there than between even ones. None are counted where virtual stages interleave, and
     where the busiest rank has so much of the work that none may be.

@@ -106,9 +106,7 @@ class PlacedLayouts:
 
     @cached_property
     def costs(self) -> FloatArray:
-        """Columns of `LayerCosts`, and behind them what layers take on each stage where these differ;
-        [columns, r].
-        """
+        """Columns of `LayerCosts`, then what layers take on each stage where stages differ, [columns, r]."""
         size, costs = (len(self.context.placement.tp),), costs_of_times(self.context, self.times)
         columns = [np.broadcast_to(np.asarray(column), size) for column in vars(costs).values()]
         if self.times.by_stage is not None:
@@ -117,8 +115,9 @@ class PlacedLayouts:
         return np.stack(columns)
 
     def by_stage_s(self, row: int) -> list[list[tuple[float, float]]]:
-        """`unlike_s` of a row on each stage, of dense layers and those with experts where layers are alike;
-        empty where stages are.
+        """`unlike_s` of a row on each stage; empty where stages are alike.
+
+        Where layers are alike, of dense ones and of those with experts.
         """
         if self.times.by_stage is None:
             return []
@@ -636,9 +635,8 @@ class LayoutPricing:
     ) -> Asking[tuple[StepSeconds, float]]:
         """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
         first, even = yield [StepQuestion(placed, stages), StepQuestion(placed, None)]
-        if (
-            costs.partial and costs.leading
-        ) or costs.order_of_ranks:  # what hides communication then depends on the split
+        # What hides communication depends on the split in these cases.
+        if (costs.partial and costs.leading) or costs.order_of_ranks:
             return first, float(np.max(first.charged_s))
         return first, float(np.max(np.maximum(first.charged_s - even.charged_s, 0.0)))
 

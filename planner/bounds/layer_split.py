@@ -101,9 +101,9 @@ class SplitCosts:
     """Of unlike layers, in their order: seconds of each, and what recomputing it adds. `layer_s` and
     `leading_s` are means then, and decide nothing but what `stages_s` says."""
     order_of_ranks: tuple[Order, ...] = ()
-    """The same on each rank, where layers that run forward alone on the first one take longer behind it, or
-    stages lie unlike each other. Empty where there is no such rank; on none a layer takes less than in
-    `order`."""
+    """The same on each rank; empty where a layer takes as long on all of them. It takes longer behind the
+    first rank where it runs forward alone there, and on stages that lie further apart. No layer takes less
+    than in `order`."""
     order_loads: tuple[tuple[float, int], ...] = ()
     """Of layers with unlike bytes, in their order: parameters outside experts of each, and whether it has
     experts. `layer_load` is their mean then."""
@@ -495,9 +495,8 @@ def _end_kind(costs: SplitCosts, rank: int) -> int:
     """0 for the first rank, 1 for the last, from 2 on for the others, which cost alike if their layers do."""
     if rank in (0, costs.pp - 1):
         return int(rank > 0)
-    return 2 + (
-        costs.order_of_ranks.index(costs.order_of_ranks[rank]) if costs.order_of_ranks else 0
-    )
+    orders = costs.order_of_ranks
+    return 2 + (orders.index(orders[rank]) if orders else 0)
 
 
 def _longest_sums(totals: Sequence[float], most: Sequence[float]) -> list[float]:

@@ -327,8 +327,10 @@ def _has_searchable_sets(request: PlanRequest) -> bool:
 def _against_fewer_gpus(
     request: PlanRequest, best: NodeDecision, searched: Searched
 ) -> NodeDecision:
-    """A decision with a bound that holds for fewer GPUs too, wherever they are: that of all nodes at one
-    switch with the fastest adapter, or, of racks and measured levels, that where nothing is sent.
+    """A decision with a bound that holds for fewer GPUs too, wherever they are.
+
+    It is that of all nodes at one switch with the fastest adapter; of racks and measured levels, that of GPUs
+    that send nothing.
     """
     cluster = request.cluster
     bound_s = best.settled.outcome.lower_bound_s
@@ -364,11 +366,11 @@ def _against_sets(
     *,
     compares: bool,
 ) -> NodeDecision:
-    """A decision against the plans on every set of whole nodes: the faster one, with a bound.
+    """The faster of a decision and the plans on sets of whole nodes, with a bound for all of them.
 
-    Most numbers of nodes are left out, since no plan on as many nodes of one leaf is faster. Of the others
-    all sets are searched where few differ. Of many whose links are alike, one search over all nodes has any;
-    of many others the likely ones are searched, and the bound is that of one leaf.
+    A number of nodes is left out where no plan on as many nodes of one leaf is faster; that is so of most.
+    Of the others all sets are searched, if few differ. If many do and their links are alike, one search over
+    all nodes may take any set; else the likely sets are searched, and the bound is that of one leaf.
     """
     before, may_idle = best, IDLE_GPUS not in request.forbids
     is_regular, most = (
