@@ -488,17 +488,19 @@ def plan(
         from meshwright.planner.plan.document import with_digest
 
         if baseline is None:
-            found = make_plan(
+            planned = make_plan(
                 request, robustness=robustness, progress=progress, model_file=model_file
             )
-            priced = with_cost(found, budget)
-            return found if priced is found else with_digest(priced)
+            priced = with_cost(planned, budget)
+            return planned if priced is planned else with_digest(priced)
         from meshwright.planner.analysis.waterfall import read_baseline
         from meshwright.planner.launch.compare import against
 
         today = read_baseline(path_of(baseline, "baseline"), request.inputs())
-        found = make_plan(request, robustness=robustness, progress=progress, model_file=model_file)
-        return with_digest(against(found, today, budget))
+        planned = make_plan(
+            request, robustness=robustness, progress=progress, model_file=model_file
+        )
+        return with_digest(against(planned, today, budget))
 
 
 @known_keywords
@@ -616,10 +618,10 @@ def calibrate(
     from meshwright.planner.runs.calibration.service import calibrate_runs
     from meshwright.planner.runs.run_file import Run
 
-    given = tuple(run for run in runs if isinstance(run, Run))
+    read_before = tuple(run for run in runs if isinstance(run, Run))
     paths = [path_of(run, "runs") for run in runs if not isinstance(run, Run)]
     if not measure:
-        read, benchmarks = read_sources(paths, given)
+        read, benchmarks = read_sources(paths, read_before)
         return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
     from dataclasses import replace
 
@@ -627,7 +629,7 @@ def calibrate(
     from meshwright.model_specs.reader import read_model
     from meshwright.planner.runs.calibration.torch_timer import machine_word
 
-    read, benchmarks = read_sources(paths, given) if runs else ((), ())
+    read, benchmarks = read_sources(paths, read_before) if runs else ((), ())
     machine = machine_word(
         read,
         name=name,
@@ -719,8 +721,8 @@ def place_experts(
     """
     from meshwright.planner.experts.service import expert_request, plan_experts
 
-    given = {"loads": loads, "cluster": cluster, "gpus": gpus, "slots": slots, **options}
-    return plan_experts(expert_request(given), progress)
+    fields = {"loads": loads, "cluster": cluster, "gpus": gpus, "slots": slots, **options}
+    return plan_experts(expert_request(fields), progress)
 
 
 # The public function that plans on a cluster whose parts differ.
@@ -1163,8 +1165,8 @@ def fleet(
 
     from meshwright.planner.many.fleet import FleetOptions, run_fleet
 
-    known = [field.name for field in fields(FleetOptions)]
-    refuse_unknown(options, known, where="fleet", what="is no option")
+    names = [field.name for field in fields(FleetOptions)]
+    refuse_unknown(options, names, where="fleet", what="is no option")
     for name, value in options.items():
         if name in ("cache", "calibration") and value is not None:
             options[name] = path_of(value, name)

@@ -620,9 +620,9 @@ def left_over(
     written
         Names of the files that were written.
     """
-    own = {PurePosixPath(name).parts[0] for name in written}
+    written_roots = {PurePosixPath(name).parts[0] for name in written}
     folder = Path(directory)
-    older = [name for name in names if name not in own and os.path.lexists(folder / name)]
+    older = [name for name in names if name not in written_roots and os.path.lexists(folder / name)]
     if not older:
         return None
     return (

@@ -152,11 +152,11 @@ def known_keywords(function: Callable[Arguments, Result]) -> Callable[Arguments,
         The same, which raises InputError for a keyword that is no parameter.
     """
     code: CodeType = function.__code__
-    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     @wraps(function)
     def checked(*args: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        refuse_unknown(keywords, known, where=code.co_name)
+        refuse_unknown(keywords, parameters, where=code.co_name)
         return function(*args, **keywords)
 
     return checked

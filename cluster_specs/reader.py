@@ -392,10 +392,10 @@ class MixedClusterSpec(ClosedDocument):
             )
         hosts: set[str] = set()
         for part in self.parts:
-            own = {node.name for node in part.cluster.nodes}
-            if both := hosts & own:
+            node_names = {node.name for node in part.cluster.nodes}
+            if both := hosts & node_names:
                 raise ValueError(f"parts: two list node {min(both)!r}: a node is of one part")
-            hosts |= own
+            hosts |= node_names
         return self
 
     def check_pipeline(self) -> None:
@@ -426,8 +426,8 @@ class MixedClusterSpec(ClosedDocument):
         part
             Its place in the file, from 0.
         """
-        own = self.parts[part]
-        return own.name or own.cluster.name
+        named_part = self.parts[part]
+        return named_part.name or named_part.cluster.name
 
     def part(self, name: str) -> ClusterSpec:
         """One part as a cluster of its own, with as many GPUs as the part has.
@@ -480,16 +480,16 @@ class MixedClusterSpec(ClosedDocument):
                 near = suggestion(name, self.free_by_name)
                 what = f"no part of {self.name} has a node {shown(name)}{near}"
                 raise InputError(what, where="nodes")
-        kept = []
+        parts = []
         for part in self.parts:
-            own = [node.name for node in part.cluster.nodes if node.name in set(names)]
-            if own:
-                cluster = only_nodes(part.cluster, own)
-                kept.append({"cluster": cluster, "gpus": cluster.gpus, "name": part.name})
-        if len(kept) < 2:
+            of_part = [node.name for node in part.cluster.nodes if node.name in set(names)]
+            if of_part:
+                cluster = only_nodes(part.cluster, of_part)
+                parts.append({"cluster": cluster, "gpus": cluster.gpus, "name": part.name})
+        if len(parts) < 2:
             what = f"these nodes are all of one part of {self.name}: plan on its own cluster"
             raise InputError(what, where="nodes")
-        return validated(MixedClusterSpec, {**dict(self), "parts": kept}, self.name)
+        return validated(MixedClusterSpec, {**dict(self), "parts": parts}, self.name)
 
 
 def is_mixed_cluster(cluster: object) -> bool:

@@ -98,8 +98,8 @@ class NearMissChoice(click.Choice[str]):
         """The name itself, or a usage error."""
         if value in self.choices:
             return str(value)
-        known = _SAID_OF_OTHERS.get("" if param is None else str(param.name), {})
-        what = known.get(str(value).lower())
+        of_parameter = _SAID_OF_OTHERS.get("" if param is None else str(param.name), {})
+        what = of_parameter.get(str(value).lower())
         if what is not None:
             self.fail(f"{shown(value)} {what}; allowed: {', '.join(self.choices)}", param, ctx)
         self.fail(f"{shown(value)} is not known{suggestion(value, self.choices)}", param, ctx)
@@ -267,8 +267,8 @@ def _complete_words(words: Callable[[], Sequence[str]]) -> Complete:
         del context, parameter
         before, comma, last = typed.rpartition(",")
         taken = set(before.split(","))
-        left = [word for word in words() if word not in taken and word.startswith(last)]
-        return [CompletionItem(f"{before}{comma}{word}") for word in left]
+        open_words = [word for word in words() if word not in taken and word.startswith(last)]
+        return [CompletionItem(f"{before}{comma}{word}") for word in open_words]
 
     return completed
 

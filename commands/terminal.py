@@ -53,10 +53,10 @@ def interruptible(interrupted: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
+    heard, telling = os.pipe()
+    os.set_blocking(telling, False)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    wakeup_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    wakeup_before = signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
     start_thread(_stop_solvers_when_told, heard, interrupted)
     ended = threading.Event()
     unraisable_before = sys.unraisablehook
@@ -75,7 +75,7 @@ def interruptible(interrupted: threading.Event) -> Iterator[None]:
         sys.unraisablehook = unraisable_before
         signal.set_wakeup_fd(wakeup_before)
         signal.signal(signal.SIGTERM, before)
-        os.close(told)
+        os.close(telling)
 
 
 def end_children() -> None:
@@ -128,8 +128,8 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands in groups, with their first sentences whole and an example of each group."""
         named = {name for examples in GROUPS.values() for name in examples}
-        others = [name for name in self.list_commands(ctx) if name not in named]
-        for title, examples in {**GROUPS, "Others": dict.fromkeys(others, "")}.items():
+        ungrouped = [name for name in self.list_commands(ctx) if name not in named]
+        for title, examples in {**GROUPS, "Others": dict.fromkeys(ungrouped, "")}.items():
             rows = [(name, _first_sentence(self.commands[name])) for name in examples]
             if rows:
                 with formatter.section(title):

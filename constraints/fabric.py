@@ -82,29 +82,29 @@ class NvlinkDomain(Rule):
         return bool(workload.inside_domain)
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        asked = table.workload.inside_domain
+        axes = table.workload.inside_domain
         together = column(table, "tp")
-        if "cp" in asked:
+        if "cp" in axes:
             together = together * column(table, "cp")
-        if "ep" in asked:
+        if "ep" in axes:
             together = np.lcm(together, column(table, "etp") * column(table, "ep"))
         return as_excess(together - _domain_gpus(table.workload))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        limit, asked = _domain_gpus(plan.workload), plan.workload.inside_domain
-        for axis in asked:
+        limit, axes = _domain_gpus(plan.workload), plan.workload.inside_domain
+        for axis in axes:
             members = int(getattr(plan.layout, axis))
             inside = plan.spans[axis][0] if plan.spans else members
             if inside < members:
                 return self._outside(f"{axis} groups of {members} leave their domain", members)
-        dense = int(plan.layout.tp) * (int(plan.layout.cp) if "cp" in asked else 1)
-        experts = int(plan.layout.expert_group) if "ep" in asked else 1
+        dense = int(plan.layout.tp) * (int(plan.layout.cp) if "cp" in axes else 1)
+        experts = int(plan.layout.expert_group) if "ep" in axes else 1
         together = dense
         while together % experts:
             together += dense
         if together <= limit:
             return None
-        names = ", ".join(asked)
+        names = ", ".join(axes)
         return self._outside(f"groups of {names} tie {together} GPUs together", together, limit)
 
     def _outside(self, words: str, value: int, limit: int = 0) -> Finding:

@@ -690,8 +690,10 @@ def allowed_optimizers(framework: Framework) -> Rule:
         wanted = workload.optimizer
         if wanted in optimizers:
             return []
-        known = wanted in framework.optimizers
-        return [f"has no launch file for {wanted} here" if known else f"cannot train with {wanted}"]
+        is_listed = wanted in framework.optimizers
+        return [
+            f"has no launch file for {wanted} here" if is_listed else f"cannot train with {wanted}"
+        ]
 
     return Refuses(
         name=f"{framework.name}-optimizer",
@@ -847,10 +849,10 @@ class WholeModelRecompute(Rule):
         if int(layout.recompute) == 64 and "op" in self.framework.recompute_modules:
             return None
         chunks = int(layout.pp) * int(layout.vpp)
-        whole = int(layout.recompute) == 32
-        if whole and int(layout.recompute_layers) * chunks >= plan.workload.model.layers:
+        recomputes_all = int(layout.recompute) == 32
+        if recomputes_all and int(layout.recompute_layers) * chunks >= plan.workload.model.layers:
             return None
-        words = "recomputes some layers only" if whole else "recomputes single modules"
+        words = "recomputes some layers only" if recomputes_all else "recomputes single modules"
         return self.finding(
             value=1,
             words=f"the plan {words}, {self.framework.name} recomputes every layer in full or none",

@@ -629,9 +629,9 @@ class HierarchicalContext(Rule):
         if inner is None:
             broken = unlike + (largest_swap(work, tp, cp) == 1).astype(np.int64)
         else:
-            whole = (cp % inner == 0).astype(np.int64)
+            divides = (cp % inner == 0).astype(np.int64)
             parted = (model.heads % (tp * inner) != 0) | (model.kv_heads % (tp * inner) != 0)
-            broken = unlike * (cp != inner) + (1 - whole) + (parted & (inner > 1))
+            broken = unlike * (cp != inner) + (1 - divides) + (parted & (inner > 1))
         return as_excess(np.where(cp > 1, broken, 0))
 
     def check(self, plan: FinishedPlan) -> Finding | None:

@@ -120,8 +120,8 @@ def _even_states(workload: Workload, layouts: Layout) -> Floats:
     of_dense, of_expert = (
         offloaded_bytes(workload, layouts, shards) for shards in optimizer_shards(layouts)
     )
-    held: Floats = dense * of_dense + expert * of_expert
-    return held
+    of_rank: Floats = dense * of_dense + expert * of_expert
+    return of_rank
 
 
 def _host_excess(workload: Workload, layouts: Layout, each: Floats) -> NDArray[np.float64]:

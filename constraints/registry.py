@@ -145,5 +145,5 @@ def findings(plan: FinishedPlan, *, without: Collection[str] = ()) -> Iterator[F
 def rules_for(workload: Workload) -> tuple[Rule, ...]:
     """The rules that have something to say about a workload."""
     framework = binding_framework(workload.framework)
-    own = rules_of(framework) if framework is not None else ()
-    return tuple(rule for rule in GENERAL + own if rule.applies(workload))
+    of_framework = rules_of(framework) if framework is not None else ()
+    return tuple(rule for rule in GENERAL + of_framework if rule.applies(workload))

@@ -295,10 +295,12 @@ def read_adapters(
         raise InputError("must be a whole number", where="lora_rank", value=rank)
     if rank is not None and not 1 <= rank <= MOST_RANK:
         raise InputError(f"must be 1 to {MOST_RANK}", where="lora_rank", value=rank)
-    given: dict[str, Any] = {} if rank is None else {"rank": rank}
+    fields: dict[str, Any] = {} if rank is None else {"rank": rank}
     if targets is not None:
-        given["targets"] = _read_targets(targets if isinstance(targets, str) else ",".join(targets))
-    return AdapterSpec.model_validate({"method": train, **given})
+        fields["targets"] = _read_targets(
+            targets if isinstance(targets, str) else ",".join(targets)
+        )
+    return AdapterSpec.model_validate({"method": train, **fields})
 
 
 def _read_targets(text: str) -> tuple[str, ...]:
@@ -585,17 +587,19 @@ def counted_matrices(model: ModelSpec, *, fused: bool) -> tuple[CountedMatrix, .
         groups.append((dense - wide, _feed_forward_matrices(model, model.ffn_hidden)))
         groups.append((wide, _feed_forward_matrices(model, model.widest_feed_forward)))
     groups += zip((1, model.layers), _layer_inputs(model), strict=True)
-    found = [CountedMatrix(matrix, n) for n, some in groups if n > 0 for matrix in separate(some)]
+    counted = [
+        CountedMatrix(matrix, n) for n, of_group in groups if n > 0 for matrix in separate(of_group)
+    ]
     if moe is None:
-        return tuple(found)
-    found.append(CountedMatrix(Matrix(ROUTER, model.hidden, moe.experts), with_experts))
+        return tuple(counted)
+    counted.append(CountedMatrix(Matrix(ROUTER, model.hidden, moe.experts), with_experts))
     beside = list(_latent_projections(model))
     if moe.shared_width:
         beside += separate(_feed_forward_matrices(model, moe.shared_width))
-    found += [CountedMatrix(matrix, with_experts) for matrix in beside]
+    counted += [CountedMatrix(matrix, with_experts) for matrix in beside]
     of_expert = separate(_feed_forward_matrices(model, moe.moe_ffn_hidden, model.routed_width))
     routed = with_experts * moe.experts
-    return (*found, *(CountedMatrix(matrix, routed, expert=True) for matrix in of_expert))
+    return (*counted, *(CountedMatrix(matrix, routed, expert=True) for matrix in of_expert))
 
 
 def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> AdapterSpec:
@@ -638,10 +642,10 @@ def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> Adapter
     have = {matrix.name for matrix in layer_matrices(model)} | {EXPERTS}
     names, moe = {*_expanded(adapters.targets)} & have, model.moe
     if fused:
-        for whole, parts in _PARTS.items():
+        for combined, parts in _PARTS.items():
             present = set(parts) & have
             if present and names.issuperset(present):
-                names = (names - present) | {whole}
+                names = (names - present) | {combined}
         if moe is not None and ALL_LINEAR in adapters.targets:
             names |= {EXPERTS}
     elif moe is not None and _converts_experts(model) and names & {*_FEED_FORWARD}:

@@ -140,8 +140,8 @@ class LinearAttentionSpec(ClosedDocument):
         under kda what is between the matrices of gates."""
         attended = 2 * self.key_width + self.value_width
         if self.type == "kda":
-            whole = self.key_width + self.value_width
-            gates = whole if self.gate_rank is None else 2 * self.gate_rank
+            width = self.key_width + self.value_width
+            gates = width if self.gate_rank is None else 2 * self.gate_rank
             return attended + self.value_heads + gates
         if self.type == "short_conv":
             return attended

@@ -172,11 +172,11 @@ class ConfigFields:
         return value
 
     def _missing(self, name: str) -> InputError:
-        others = [key for key in self._data if isinstance(key, str) and key != name]
+        keys = [key for key in self._data if isinstance(key, str) and key != name]
         return InputError(
             f"this field is required and {'null' if name in self._data else 'missing'}",
             where=f"{self.where}: {self._prefix}{name}",
-            did_you_mean=None if name in self._data else near_miss(name, others),
+            did_you_mean=None if name in self._data else near_miss(name, keys),
         )
 
 
@@ -455,9 +455,9 @@ def full_layers(config: ConfigFields, kinds: list[object], windowed: str) -> lis
 def window_everywhere(config: ConfigFields, window: int | None) -> Fields:
     """A window over all layers, of families whose code knows no other order (Mistral, Mixtral, Phi-3)."""
     kinds = config.entries("layer_types")
-    own = "full_attention" if window is None else "sliding_attention"
+    expected = "full_attention" if window is None else "sliding_attention"
     for kind in kinds:
-        if kind != own:
+        if kind != expected:
             what = "this family's code treats all layers alike and does not read this"
             raise config.fail("layer_types", f"{what}: leave it out, or write a model YAML", kind)
     return {} if window is None else {"sliding_window": window, "full_attention_every": 0}

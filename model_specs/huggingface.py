@@ -57,14 +57,14 @@ def vision_fields(data: Mapping[str, object], where: str, model: Mapping[str, ob
         For missing and ill-typed fields.
     """
     kind = _KINDS.get(str(data.get("model_type")))
-    whole = ConfigFields(data, where)
-    config = None if kind is None else whole.section("vision_config")
+    file_fields = ConfigFields(data, where)
+    config = None if kind is None else file_fields.section("vision_config")
     if kind is None or config is None:
         return {}
     if kind == "siglip":
-        return {"kind": kind, **_siglip(whole, config, model)}
+        return {"kind": kind, **_siglip(file_fields, config, model)}
     if kind == "mllama":
-        return {"kind": kind, **_mllama(whole, config, model)}
+        return {"kind": kind, **_mllama(file_fields, config, model)}
     fields: Fields = {
         "kind": kind,
         "layers": config.count("depth", 27 if kind == "qwen3_vl" else 32),
@@ -73,11 +73,11 @@ def vision_fields(data: Mapping[str, object], where: str, model: Mapping[str, ob
         "temporal_patch": config.count("temporal_patch_size", 2),
         "merge": config.count("spatial_merge_size", 2),
     }
-    own = _QWEN[kind](config)
+    of_kind = _QWEN[kind](config)
     if kind == "qwen3_vl" and str(data.get("model_type")) not in _LAYERS_SEE:
         # Layers of Qwen3.5 see no images beside the tokens: they have Qwen3-VL's encoder without its taps.
-        own["deepstack"] = 0
-    return fields | own
+        of_kind["deepstack"] = 0
+    return fields | of_kind
 
 
 def _qwen2(config: ConfigFields) -> Fields:
@@ -115,14 +115,14 @@ def _qwen3(config: ConfigFields) -> Fields:
 _QWEN = {"qwen2_vl": _qwen2, "qwen2_5_vl": _qwen2_5, "qwen3_vl": _qwen3}
 
 
-def _siglip(whole: ConfigFields, config: ConfigFields, model: Mapping[str, object]) -> Fields:
+def _siglip(file_fields: ConfigFields, config: ConfigFields, model: Mapping[str, object]) -> Fields:
     """SigLIP ahead of Gemma 3, which pools the patches of an image to a fixed number of tokens."""
     patch = config.count("patch_size", 16)
     side = max(config.count("image_size", 224) // patch, 1)
-    tokens = whole.count("mm_tokens_per_image", 256)
+    tokens = file_fields.count("mm_tokens_per_image", 256)
     if isqrt(tokens) ** 2 != tokens or side % isqrt(tokens):
         what = f"must be a square that {side} patches a side can be pooled to"
-        raise whole.fail("mm_tokens_per_image", what, tokens)
+        raise file_fields.fail("mm_tokens_per_image", what, tokens)
     return {
         "layers": config.count("num_hidden_layers", 12),
         "hidden": config.count("hidden_size", 768),
@@ -137,7 +137,7 @@ def _siglip(whole: ConfigFields, config: ConfigFields, model: Mapping[str, objec
     }
 
 
-def _mllama(whole: ConfigFields, config: ConfigFields, model: Mapping[str, object]) -> Fields:
+def _mllama(file_fields: ConfigFields, config: ConfigFields, model: Mapping[str, object]) -> Fields:
     """Llama 3.2 Vision: local layers and global ones with two gates each, tiles, cross-attention.
 
     A tile has one token more than patches. Tables: positions in a tile, positions by shape of the image and
@@ -148,7 +148,7 @@ def _mllama(whole: ConfigFields, config: ConfigFields, model: Mapping[str, objec
     tiles = config.count("max_num_tiles", 4)
     of_tile = (config.count("image_size", 448) // patch) ** 2 + 1
     shapes = 1 + (len(config.entries("supported_aspect_ratios")) or 8)
-    text = whole.section("text_config")
+    text = file_fields.section("text_config")
     cross = text.entries("cross_attention_layers") if text is not None else []
     numbers = {name: value for name, value in model.items() if isinstance(value, int)}
     head_dim = numbers["hidden"] // numbers["heads"]

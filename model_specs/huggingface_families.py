@@ -1290,8 +1290,8 @@ def _shared_indexers(config: ConfigFields) -> Fields:
         name = "index_topk_pattern"
         listed = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in config.text(name, "")]
     if not listed:
-        own = [max(layer - first + 1, 0) % every == 0 for layer in range(layers)]
-        listed = ["full" if has_one else "shared" for has_one in own]
+        has_indexer = [max(layer - first + 1, 0) % every == 0 for layer in range(layers)]
+        listed = ["full" if has_one else "shared" for has_one in has_indexer]
     if len(listed) != layers or not set(map(str, listed)) <= {"full", "shared"}:
         what = f"must say full or shared for each of {layers} layers"
         raise config.fail(name, what, listed)
@@ -1512,8 +1512,8 @@ def _granite_windows(config: ConfigFields) -> Fields:
             what = "is 0 for layers with a window alone, which is not supported"
             raise config.fail("layer_rope_theta", what)
         return order | {"position": "none"}
-    own = {} if windowed == base else {"windowed_base": windowed}
-    return order | {"rope": turning | {"base": base, **own}}
+    base_of_windows = {} if windowed == base else {"windowed_base": windowed}
+    return order | {"rope": turning | {"base": base, **base_of_windows}}
 
 
 # HyperCLOVA X: Granite with norms behind the blocks too, whose logits are multiplied and not divided.
@@ -2423,9 +2423,9 @@ def _step_rope(config: ConfigFields) -> Fields:
     shares = config.entries("partial_rotary_factors")
     of_kinds: list[tuple[float, float]] = []
     for kind in ("full_attention", "sliding_attention"):
-        at = kinds.index(kind) if kind in kinds else 0
-        base = bases[at] if at < len(bases) else 1e4
-        share = shares[at] if at < len(shares) else 1.0
+        first_layer = kinds.index(kind) if kind in kinds else 0
+        base = bases[first_layer] if first_layer < len(bases) else 1e4
+        share = shares[first_layer] if first_layer < len(shares) else 1.0
         if not isinstance(base, int | float) or not isinstance(share, int | float):
             name = "rope_theta" if not isinstance(base, int | float) else "partial_rotary_factors"
             raise config.fail(name, "must list a number for each layer")
@@ -2606,7 +2606,7 @@ def _flint_experts(config: ConfigFields) -> Fields:
     )
 
 
-def _sigmoid_moe(config: ConfigFields, experts: int, more: Fields) -> Fields:
+def _sigmoid_moe(config: ConfigFields, experts: int, router: Fields) -> Fields:
     """Routed experts of a width of their own beside one that every token takes."""
     record: Record = {
         **routed_experts("num_experts", experts, 6, "moe_intermediate_size"),
@@ -2614,13 +2614,13 @@ def _sigmoid_moe(config: ConfigFields, experts: int, more: Fields) -> Fields:
         "shared_ffn_hidden": integer("shared_expert_intermediate_size"),
         "router_score": "sigmoid",
     }
-    return read_fields(config, record) | more
+    return read_fields(config, record) | router
 
 
 def _kolibri_experts(config: ConfigFields) -> Fields:
     normalized = config.flag("norm_topk_prob", False)
-    more: Fields = {"router_bias": True, "router_normalized": normalized}
-    return {"moe": _sigmoid_moe(config, 384, more)}
+    router: Fields = {"router_bias": True, "router_normalized": normalized}
+    return {"moe": _sigmoid_moe(config, 384, router)}
 
 
 _FLINT: Record = {**_QWEN3, "attention_sinks": True}

@@ -115,15 +115,15 @@ def whole_attention_parameters(model: ModelSpec) -> int:
     output's bias.
     """
     mla = model.attention
-    whole = model.hidden if model.attention_output_bias else 0
+    count = model.hidden if model.attention_output_bias else 0
     if mla is not None:
         rank = mla.kv_lora_rank + (mla.q_lora_rank or 0)
         down = rank + mla.qk_rope_head_dim
-        whole += indexer_matrices(model) + _indexer_norm(model)
-        return whole + rank + down * (model.hidden + (1 if model.attention_bias else 0))
+        count += indexer_matrices(model) + _indexer_norm(model)
+        return count + rank + down * (model.hidden + (1 if model.attention_bias else 0))
     if model.qk_norm and model.qk_norm_weights and not model.qk_norm_full_width:
-        whole += (1 if model.reuses else 2) * model.qk_head_dim
-    return whole
+        count += (1 if model.reuses else 2) * model.qk_head_dim
+    return count
 
 
 def linear_attention_parameters(model: ModelSpec) -> int:
@@ -253,8 +253,8 @@ def dense_mlp_parameters(model: ModelSpec) -> int:
     xIELU has two numbers of its own a layer (Huang and Schlag 2024, arXiv 2411.13010, section 3). What a
     layer reads beside its input counts here too (`layer_input_matrices`).
     """
-    own = 2 if model.activation == "xielu" else 0
-    beside = own + layer_input_matrices(model)
+    of_activation = 2 if model.activation == "xielu" else 0
+    beside = of_activation + layer_input_matrices(model)
     return beside + feed_forward_parameters(model, model.ffn_hidden, bias=model.mlp_bias)
 
 
@@ -559,8 +559,8 @@ def attention_flops_per_token(model: ModelSpec, seq_len: float) -> float:
     attended = BACKWARD_AND_FORWARD * (scores + linear + scans)
     if indexer is None:
         return attended
-    own = model.indexing_layers + full - model.full_attention_layers
-    return attended + own * 2 * indexer.width * (attended_positions(seq_len) + 2 * chosen)
+    indexing = model.indexing_layers + full - model.full_attention_layers
+    return attended + indexing * 2 * indexer.width * (attended_positions(seq_len) + 2 * chosen)
 
 
 def _mamba_scan_flops(model: ModelSpec) -> float:

@@ -52,13 +52,13 @@ def _short_names() -> Mapping[str, str]:
     """Catalog names by what people type, in small letters: themselves, and the hub's names without the owner
     and without what was trained on. Two models of one short name have neither.
     """
-    found: dict[str, set[str]] = {}
+    full_names: dict[str, set[str]] = {}
     for hub_id, name in _hub_names().items():
         short = hub_id.partition("/")[2]
         for typed in (short, *(short.removesuffix(end) for end in _VARIANTS)):
-            found.setdefault(typed, set()).add(name)
-    found |= {name.lower(): {name} for name in _entries()}
-    return {typed: next(iter(names)) for typed, names in found.items() if len(names) == 1}
+            full_names.setdefault(typed, set()).add(name)
+    full_names |= {name.lower(): {name} for name in _entries()}
+    return {typed: next(iter(names)) for typed, names in full_names.items() if len(names) == 1}
 
 
 def catalog_names() -> tuple[str, ...]:
@@ -184,9 +184,9 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     path = Path(text)
     if text and is_file(f"{text}/config.json"):
         path = path / "config.json"
-    known = _hub_names().get(text.lower()) or _short_names().get(text.lower())
-    if known is not None and not path.exists():
-        return load_catalog_model(known)
+    catalog_names_of_text = _hub_names().get(text.lower()) or _short_names().get(text.lower())
+    if catalog_names_of_text is not None and not path.exists():
+        return load_catalog_model(catalog_names_of_text)
     if text and os.path.isdir(path):
         raise InputError("this folder has no config.json", where="model", value=text)
     _refuse_hub_id(text)

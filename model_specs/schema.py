@@ -314,11 +314,11 @@ class ModelSpec(ClosedDocument):
             "state_space",
         )
         beside_values = ("attention", "linear_attention")
-        for name, more in (
+        for name, divisor in (
             ("value_head_dim", beside_values),
             ("attention_head_gates", ("indexer",)),
         ):
-            for field in (*more, *unlike):
+            for field in (*divisor, *unlike):
                 if getattr(self, name) and getattr(self, field):
                     raise ValueError(f"{name} with {field} is not supported")
 
@@ -520,8 +520,8 @@ class ModelSpec(ClosedDocument):
             return self.attention_order
         if self.sliding_window is None and self.linear_attention is None:
             return FULL * self.layers
-        other = LINEAR if self.linear_attention is not None else WINDOWED
-        return letters(self.layers, self.full_attention_every, other)
+        narrow_kind = LINEAR if self.linear_attention is not None else WINDOWED
+        return letters(self.layers, self.full_attention_every, narrow_kind)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -683,8 +683,8 @@ class ModelSpec(ClosedDocument):
 
     def _of_one_kind(self, *without: str, **fields: int) -> ModelSpec:
         """The model with layers that attend alike, without some fields and with others."""
-        left = {"window_heads", "attention_order", "reusing_ffn_hidden", *without}
-        stated = self.model_dump(exclude_unset=True, exclude=left)
+        left_out = {"window_heads", "attention_order", "reusing_ffn_hidden", *without}
+        stated = self.model_dump(exclude_unset=True, exclude=left_out)
         return type(self).model_validate(stated | fields)
 
     @property

@@ -174,8 +174,8 @@ def _robustness_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
 
 def _alternative_faults(plan: Plan) -> Iterator[str]:
     best_s = plan.objective.step_time_s or 0.0
-    for number, other in enumerate(plan.alternatives):
-        step_time_s, slower_pct = other.get("step_time_s"), other.get("slower_pct")
+    for number, alternative in enumerate(plan.alternatives):
+        step_time_s, slower_pct = alternative.get("step_time_s"), alternative.get("slower_pct")
         where = f"alternatives[{number}]"
         if not isinstance(step_time_s, float) or step_time_s < best_s * (1 - ROUNDING):
             yield f"{where}.step_time_s: {shown(step_time_s)} is less than the plan's {best_s}"
@@ -244,10 +244,10 @@ def checked(name: str, faults: Callable[[], Iterator[str]]) -> Check:
 
 def version_faults(solver: SolverReport | MixedSolverDoc) -> Iterator[str]:
     """A plan of another version may have other prices and other launch files by right."""
-    made_by, this = solver.program, program_version()
-    if made_by != this:
+    made_by, program = solver.program, program_version()
+    if made_by != program:
         stated = "an earlier version" if made_by is None else made_by
-        yield f"made by {stated}, checked by {this}: plan again with this version"
+        yield f"made by {stated}, checked by {program}: plan again with this version"
     if solver.version != solver_version():
         yield f"made with {solver.version}, here is {solver_version()}: plan again"
 
@@ -322,12 +322,12 @@ def file_faults(plan: Plan, expected: Mapping[str, str], folder: Path) -> Iterat
     """
     for name in READABLE:
         if name in expected and (folder / name).is_file():
-            others = [
+            unlike = [
                 setting
                 for file, beside, setting in _SAID_ELSEWHERE
                 if file == name and beside in expected
             ]
-            yield from _flag_faults(plan, folder / name, said_elsewhere=others)
+            yield from _flag_faults(plan, folder / name, said_elsewhere=unlike)
     for name, text in expected.items():
         path = folder / name
         if path.is_file():
@@ -340,10 +340,10 @@ def target_of(plan: Plan, folder: Path) -> str | None:
     """The target whose files are in a folder: of those that can start the plan, the one with the fewest files
     missing, and most of its own; None where none can.
     """
-    own: str = plan.inputs.framework
+    framework: str = plan.inputs.framework
     fewest_missing: tuple[float, int] = (float("inf"), 0)
     best = None
-    for target in (own, *(name for name in TARGETS if name != own)):
+    for target in (framework, *(name for name in TARGETS if name != framework)):
         try:
             names = plan_files(plan, target).keys() - {"plan.yaml"}
         except InfeasibleError:
@@ -397,10 +397,10 @@ def _line_faults(name: str, text: str, expected: str) -> Iterator[str]:
     differing = [number for number, (line, planned) in enumerate(pairs, start=1) if line != planned]
     if differing:
         line, planned = pairs[differing[0] - 1]
-        more = f", and {len(differing) - 1} more lines differ" if len(differing) > 1 else ""
+        rest = f", and {len(differing) - 1} more lines differ" if len(differing) > 1 else ""
         stated = "nothing" if line is None else shown(line)
         wanted = "nothing" if planned is None else shown(planned)
-        yield f"{name}: line {differing[0]} is {stated}, for the plan it is {wanted}{more}"
+        yield f"{name}: line {differing[0]} is {stated}, for the plan it is {wanted}{rest}"
     elif text != expected:
         yield f"{name}: ends of lines differ from what is written for the plan"
 
@@ -443,17 +443,17 @@ def _pipeline_file_faults(plan: MixedPlan, folder: Path) -> Iterator[str]:
 
 def _part_faults(plan: MixedPlan, file: Path) -> Iterator[str]:
     """What is wrong with the plan of the part that is fastest alone, or sets it apart from what is stated."""
-    own = read_plan(file)
-    yield from edit_faults(own)
-    yield from stated_figure_faults(own)
-    if own.objective.step_time_s != plan.objective.step_time_s:
+    part_plan = read_plan(file)
+    yield from edit_faults(part_plan)
+    yield from stated_figure_faults(part_plan)
+    if part_plan.objective.step_time_s != plan.objective.step_time_s:
         yield (
-            f"{file.name}: {own.objective.step_time_s} s a step, the mixed plan says "
+            f"{file.name}: {part_plan.objective.step_time_s} s a step, the mixed plan says "
             f"{plan.objective.step_time_s} s"
         )
     devices = [each.device for each in plan.alone if each.part in plan.runs_on]
-    if [own.inputs.cluster.device.name] != devices:
-        yield f"{file.name}: on {own.inputs.cluster.device.name}, the mixed plan says {devices}"
+    if [part_plan.inputs.cluster.device.name] != devices:
+        yield f"{file.name}: on {part_plan.inputs.cluster.device.name}, the mixed plan says {devices}"
 
 
 def _part_file_faults(folder: Path) -> Iterator[str]:
@@ -560,8 +560,10 @@ def _place_faults(plan: Plan, listed: Sequence[ListedRank], name: str) -> Iterat
         return
     mapped = mapping.ranks or ranks_on(plan.inputs.cluster, mapping.matrix)
     for entry in listed:
-        at = entry.coordinates
-        rank = at["tp"] + layout.tp * (at["cp"] + layout.cp * (at["dp"] + layout.dp * at["pp"]))
+        place = entry.coordinates
+        rank = place["tp"] + layout.tp * (
+            place["cp"] + layout.cp * (place["dp"] + layout.dp * place["pp"])
+        )
         if rank >= len(mapped) or tuple(mapped[rank]) != entry.place:
             planned = mapped[rank] if rank < len(mapped) else None
             yield (

@@ -376,10 +376,10 @@ def waterfall_svg(bars: Sequence[FallBar], title: str) -> str:
     str
         The SVG text: sums in grey, what adds in orange, what saves in green.
     """
-    most = max(max(bar.start, bar.end) for bar in bars) or 1.0
+    tallest = max(max(bar.start, bar.end) for bar in bars) or 1.0
     drawing = Drawing(BARS_LEFT + BARS_WIDTH + 130.0)
     drawing.text(10, 22, title, size=14, ink=_TITLE_INK, bold=True)
-    scale = BARS_WIDTH / most
+    scale = BARS_WIDTH / tallest
     for row, bar in enumerate(bars):
         y = 38 + row * BAR_HEIGHT
         low, high = sorted((bar.start, bar.end))

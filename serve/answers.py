@@ -207,8 +207,8 @@ class Offer:
         }
 
     def _cluster(self, name: str) -> dict[str, Any]:
-        own = self.clusters[name]
-        cluster = load_cluster(name) if own == name else read_cluster(own)
+        spec = self.clusters[name]
+        cluster = load_cluster(name) if spec == name else read_cluster(spec)
         return {
             "name": name,
             "device": cluster.device.name,
@@ -417,9 +417,9 @@ def fewest_request(fields: Fields) -> SizeRequest:
 
 def answer_fewest(fields: Fields, say: Say) -> Answer:
     """The fewest GPUs that reach a target, with their plan, as `meshwright recommend` finds them."""
-    found = plan_sizes(fewest_request(fields), lambda words: say({"words": words}))
-    shown = (*found.reached, *found.missed)[0]
-    verdict = {"verdict": _html(recommend_view(found)), "reached": bool(found.reached)}
+    recommended = plan_sizes(fewest_request(fields), lambda words: say({"words": words}))
+    shown = (*recommended.reached, *recommended.missed)[0]
+    verdict = {"verdict": _html(recommend_view(recommended)), "reached": bool(recommended.reached)}
     if not shown.has_plan:
         return {"answer": verdict, "texts": {}}
     planned = plan_of(shown.files["plan.yaml"])

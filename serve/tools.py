@@ -405,12 +405,12 @@ def _told(plan: Plan) -> dict[str, Any]:
 
 
 def _answer_fewest(fields: Fields, say: Say) -> Answer:
-    found = plan_sizes(answers.fewest_request(fields), lambda words: say({"words": words}))
+    recommended = plan_sizes(answers.fewest_request(fields), lambda words: say({"words": words}))
     answer: dict[str, Any] = {
-        "reached": bool(found.reached),
-        "text": view_text(recommend_view(found)),
+        "reached": bool(recommended.reached),
+        "text": view_text(recommend_view(recommended)),
     }
-    best = (*found.reached, *found.missed)[0]
+    best = (*recommended.reached, *recommended.missed)[0]
     if not best.has_plan:
         return {"answer": answer, "texts": {}}
     plan = answers.plan_of(best.files["plan.yaml"])

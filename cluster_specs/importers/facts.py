@@ -111,7 +111,7 @@ def _split(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _expand_one(expression: str, most: int) -> list[str]:
+def _expand_one(expression: str, limit: int) -> list[str]:
     if not expression:
         raise InputError("an empty name between commas")
     pieces = _BRACKET.split(expression)
@@ -123,8 +123,10 @@ def _expand_one(expression: str, most: int) -> list[str]:
             )
     ranges = [[_bounds(part) for part in bracket.split(",")] for bracket in brackets]
     count = prod(sum(last - first + 1 for first, last, _ in parts) for parts in ranges)
-    if count > most:
-        raise InputError(f"{expression[:80]!r} stands for {count} names, more than the {most} left")
+    if count > limit:
+        raise InputError(
+            f"{expression[:80]!r} stands for {count} names, more than the {limit} left"
+        )
     if not brackets:
         return [expression]
     numbers = [

@@ -404,8 +404,8 @@ class _Near:
             priced = mapped.best_split(min(near.step_time_s or inf, cutoff_s))
         if priced is None:
             return near
-        found = mapped.price(priced.stages, int(priced.layout.recompute_layers))
-        return min(near, found, key=_seconds_then_gib)
+        split = mapped.price(priced.stages, int(priced.layout.recompute_layers))
+        return min(near, split, key=_seconds_then_gib)
 
 
 def _shape(layout: Layout) -> tuple[int, int, int]:
@@ -585,19 +585,21 @@ def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
     if plan.layout is None or plan.predicted is None:
         return []
     proven: Claim = "optimal"
-    known: list[Rival] = []
+    candidates: list[Rival] = []
 
     def note(differs: str, step_time_s: float, basis: Literal["proven", "found", "priced"]) -> None:
-        if differs and all(differs != rival.differs for rival in known):
+        if differs and all(differs != rival.differs for rival in candidates):
             slower_pct = _slower_pct(plan, step_time_s)
-            known.append(
+            candidates.append(
                 Rival(differs=differs, step_time_s=step_time_s, slower_pct=slower_pct, basis=basis)
             )
 
-    for other in plan.alternatives:
-        words = _differences(plan, LATER_CHOICES | other) or "layers split otherwise"
+    for alternative in plan.alternatives:
+        words = _differences(plan, LATER_CHOICES | alternative) or "layers split otherwise"
         note(
-            words, float(str(other["step_time_s"])), "proven" if plan.status == proven else "found"
+            words,
+            float(str(alternative["step_time_s"])),
+            "proven" if plan.status == proven else "found",
         )
     for choice in plan.choices or ():
         if choice.step_time_s_without is not None:
@@ -609,26 +611,26 @@ def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
         if is_plan:
             continue
         # A slower one than those listed is left out, whatever it takes.
-        listed = sorted(rival.step_time_s for rival in known)[:most]
+        listed = sorted(rival.step_time_s for rival in candidates)[:most]
         cutoff_s = listed[-1] * (1 + ROUNDING) if len(listed) == most > 0 else inf
         price = prices.best_split(layout, cutoff_s)
         if price.step_time_s is not None:
             words = _differences(plan, layout_document(layout, ((0,),)).model_dump())
             note(words, price.step_time_s, "priced")
-    return sorted(known, key=lambda rival: (rival.step_time_s, rival.differs))[:most]
+    return sorted(candidates, key=lambda rival: (rival.step_time_s, rival.differs))[:most]
 
 
-def _differences(plan: Plan, other: Mapping[str, object]) -> str:
+def _differences(plan: Plan, rival: Mapping[str, object]) -> str:
     """What another layout, with its execution where that is told, does otherwise than the plan; in words."""
     assert plan.layout is not None
     before = plan.layout.model_dump() | ({} if plan.execution is None else vars(plan.execution))
     words = []
     for choice in CHOICES:
-        now, then = before.get(choice.name), other.get(choice.name)
+        now, then = before.get(choice.name), rival.get(choice.name)
         if then is None or now is None or then == now:
             continue
         is_implied = (choice.name == "schedule" and {now, then} <= {*_ONE_AFTER_THE_OTHER}) or (
-            choice.decided == "pipeline" and other.get("pp") == 1
+            choice.decided == "pipeline" and rival.get("pp") == 1
         )
         if not is_implied:
             words.append(f"{choice.name} {choice.word(now)} -> {choice.word(then)}")
@@ -708,11 +710,11 @@ def _single_choice(
     if progress is not None:
         progress(f"the best plan with {name} {value}")
     pins = {**plan.inputs.pins, name: value}
-    found = best_plan(PlanRequest.of_inputs(plan.inputs, pins=pins))
-    best = found.outcome.best[0] if found.outcome.best else None
+    replanned = best_plan(PlanRequest.of_inputs(plan.inputs, pins=pins))
+    best = replanned.outcome.best[0] if replanned.outcome.best else None
     layout = None if best is None else layout_document(best.layout, best.stages)
     best_pct = None if best is None else _slower_pct(plan, best.step_time_s)
-    return SingleChoice(**_made_so((name, value), changes, found.claim, best_pct, layout))
+    return SingleChoice(**_made_so((name, value), changes, replanned.claim, best_pct, layout))
 
 
 def _made_so(
@@ -723,11 +725,11 @@ def _made_so(
     best_layout: LayoutDoc | None,
 ) -> dict[str, Any]:
     """Fields of a single choice: the neighbour that makes it, and the best plan with it."""
-    kept = _kept(*choice, changes)
+    all_else_kept = _kept(*choice, changes)
     return {
         "choice": "{} {}".format(*choice),
-        "kept_pct": None if kept is None else kept.slower_pct,
-        "rule": None if kept is None else kept.broken,
+        "kept_pct": None if all_else_kept is None else all_else_kept.slower_pct,
+        "rule": None if all_else_kept is None else all_else_kept.broken,
         "best_pct": best_pct,
         "best_layout": best_layout,
         "status": claim,
@@ -744,10 +746,10 @@ def _choices(inputs: PlanInputs, layout: Layout, gpus: int) -> Iterator[tuple[st
             continue
         if name == "vpp" and int(layout.pp) == 1:
             continue
-        most = inputs.global_batch if name == "micro_batch" else gpus
+        largest = inputs.global_batch if name == "micro_batch" else gpus
         if name == "vpp":
-            most = inputs.model.layers // int(layout.pp)
-        if 2 * now <= most:
+            largest = inputs.model.layers // int(layout.pp)
+        if 2 * now <= largest:
             yield name, 2 * now
         if now % 2 == 0:
             yield name, now // 2
@@ -817,8 +819,12 @@ def parts_neighbours(plan: MixedPlan) -> list[PartsNeighbour]:
     if plan.layout is None:
         return []
     near = _NearPipeline(Pipeline.of(plan))
-    found = [_with_even_layers(near.pipeline), *near.with_other_ranks(), *near.with_other_layouts()]
-    return sorted((each for each in found if each is not None), key=_cheapest_first)
+    pipelines = [
+        _with_even_layers(near.pipeline),
+        *near.with_other_ranks(),
+        *near.with_other_layouts(),
+    ]
+    return sorted((each for each in pipelines if each is not None), key=_cheapest_first)
 
 
 @dataclass(frozen=True)
@@ -841,9 +847,11 @@ class _NearPipeline:
     def executions(self) -> list[Execution]:
         """Those that are the plan's where they matter to its layout."""
         every = executions_on_parts(self.request)
-        own = self.pipeline.plan.execution
-        assert own is not None
-        return [each for each in every if each.of_layout(self.pipeline.layout) == own] or [own]
+        of_plan = self.pipeline.plan.execution
+        assert of_plan is not None
+        return [each for each in every if each.of_layout(self.pipeline.layout) == of_plan] or [
+            of_plan
+        ]
 
     def with_other_layouts(self) -> Iterator[PartsNeighbour]:
         """Single changes of the layout that such pipelines may have."""
@@ -870,15 +878,15 @@ class _NearPipeline:
     def with_other_ranks(self) -> Iterator[PartsNeighbour]:
         """The same layout with a rank of one part on another, and with its parts in the other order."""
         layout = self.pipeline.layout
-        own = tuple((part, each.ranks) for part, each in enumerate(self.pipeline.segments))
+        ranks_on = tuple((part, each.ranks) for part, each in enumerate(self.pipeline.segments))
         possible = with_ranks(self.request, layout.with_axis())[1].tolist()
-        for more, fewer in permutations(range(len(own)), 2):
-            moved = [ranks + (part == more) - (part == fewer) for part, ranks in own]
+        for receiver, giver in permutations(range(len(ranks_on)), 2):
+            moved = [ranks + (part == receiver) - (part == giver) for part, ranks in ranks_on]
             if moved in possible:
-                names = self.request.name_of(more), self.request.name_of(fewer)
+                names = self.request.name_of(receiver), self.request.name_of(giver)
                 words = f"a rank more on {names[0]}, one fewer on {names[1]}"
                 yield self._best(words, layout, [tuple(enumerate(moved))])
-        yield self._best("the parts in the other order", layout, [own[::-1]])
+        yield self._best("the parts in the other order", layout, [ranks_on[::-1]])
 
     def _best(
         self, change: str, layout: Layout, compositions: Sequence[Composition]

@@ -548,10 +548,10 @@ def _gradient_buckets(plan: Plan) -> dict[str, Any] | None:
     if not parameters or not workload.dp_overlap:
         return None
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
-    most = max(float(np.max(part)) for part in rank_parameters(workload.model, layout, stages))
+    largest = max(float(np.max(part)) for part in rank_parameters(workload.model, layout, stages))
     return {
-        "bucket_mb": stack.gradients_mb(min(parameters, most)),
-        "count": ceil(most / parameters),
+        "bucket_mb": stack.gradients_mb(min(parameters, largest)),
+        "count": ceil(largest / parameters),
         "chosen_by": "framework" if workload.bucket_mb is None else "plan",
     }
 

@@ -367,7 +367,9 @@ def _sent(rank: int, thread: int, transfers: list[_Transfer]) -> Iterator[Event]
     free_us: list[int] = []
     for transfer in sorted(transfers, key=lambda each: each.start_s):
         begin_us, end_us = _microseconds(transfer.start_s), _microseconds(transfer.end_s)
-        lane = next((at for at, free in enumerate(free_us) if free <= begin_us), len(free_us))
+        lane = next(
+            (number for number, free in enumerate(free_us) if free <= begin_us), len(free_us)
+        )
         if lane == len(free_us):
             free_us.append(0)
             yield from _thread(rank, thread, lane)
@@ -407,9 +409,9 @@ def _memory_counter(trace: Trace, rank: int, played: list[_PlayedPass]) -> Itera
     for at_s, change in sorted(changes):
         counts.append((at_s, counts[-1][1] + change))
     static_gib, activations_gib = trace.memory_gib[rank]
-    most = max(count for _, count in counts)
+    peak = max(count for _, count in counts)
     for at_s, count in counts:
-        amounts = {"static": static_gib, "activations": activations_gib * count / most}
+        amounts = {"static": static_gib, "activations": activations_gib * count / peak}
         track: Event = {"ph": "C", **_place(rank, COMPUTE), "ts": _microseconds(at_s)}
         yield {"name": "memory GiB", **track, "args": amounts}
 

@@ -233,7 +233,7 @@ def map_parts(
     placed = plan if onto == plan.cluster else placed_on_parts(plan, onto)
     pipeline = Pipeline.of(placed)
     in_turn: dict[str, Loads] = {}
-    least: dict[str, MappingSolution] = {}
+    solutions: dict[str, MappingSolution] = {}
     with within(time_limit_s):
         for name, segment in zip(placed.runs_on, pipeline.segments, strict=True):
             part = segment.part
@@ -242,28 +242,28 @@ def map_parts(
             places = allocated_places(part.workload.cluster, part.workload.gpus)
             assignment = assignment_of_ranks(instance, places)
             in_turn[name] = loads_of(instance.problem, assignment)
-            least[name] = least_traffic(instance.problem, time_limit_s=time_limit_s)
+            solutions[name] = least_traffic(instance.problem, time_limit_s=time_limit_s)
     return MappedParts(
-        plan=placed, planned_s=plan.objective.step_time_s, in_turn=in_turn, least=least
+        plan=placed, planned_s=plan.objective.step_time_s, in_turn=in_turn, least=solutions
     )
 
 
-def mapped_parts_document(found: MappedParts) -> dict[str, Any]:
+def mapped_parts_document(mapped: MappedParts) -> dict[str, Any]:
     """What `map --json` prints of a pipeline through parts, without `schema`."""
     return {
-        "nodes": [list(each) for each in found.plan.nodes],
-        "step_time_s": found.plan.objective.step_time_s,
-        "planned_step_time_s": found.planned_s,
+        "nodes": [list(each) for each in mapped.plan.nodes],
+        "step_time_s": mapped.plan.objective.step_time_s,
+        "planned_step_time_s": mapped.planned_s,
         "parts": {
             name: _loads_document(loads)
             | {
-                "lower_bound_s": found.least[name].bound_s,
-                "best_found_s": found.least[name].price_s,
+                "lower_bound_s": mapped.least[name].bound_s,
+                "best_found_s": mapped.least[name].price_s,
                 "status": "optimal"
-                if loads.total_s <= found.least[name].bound_s * (1 + ROUNDING)
+                if loads.total_s <= mapped.least[name].bound_s * (1 + ROUNDING)
                 else "feasible",
             }
-            for name, loads in found.in_turn.items()
+            for name, loads in mapped.in_turn.items()
         },
     }
 
@@ -297,10 +297,10 @@ def _solved(
 ) -> MappingSolution:
     if objective == "spread":
         return least_spread(instance.problem, weights=weights, time_limit_s=time_limit_s)
-    found = least_traffic(instance.problem, time_limit_s=time_limit_s)
+    solution = least_traffic(instance.problem, time_limit_s=time_limit_s)
     # Of mappings that send the same, one whose pipelines touch few blocks.
-    assignment = with_short_pipelines(instance.problem, found.assignment)
-    return replace(found, assignment=assignment, loads=loads_of(instance.problem, assignment))
+    assignment = with_short_pipelines(instance.problem, solution.assignment)
+    return replace(solution, assignment=assignment, loads=loads_of(instance.problem, assignment))
 
 
 def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
@@ -319,7 +319,7 @@ def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
     assignment = instance.problem.hostname_assignment()
     loads = loads_of(instance.problem, assignment)
     return MappingSolution(
-        objective=next(known for known in OBJECTIVES if known == objective),
+        objective=next(name for name in OBJECTIVES if name == objective),
         assignment=assignment,
         loads=loads,
         hostname_loads=loads,
@@ -329,41 +329,41 @@ def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
     )
 
 
-def mapping_document(found: MappedPlan) -> dict[str, Any]:
+def mapping_document(mapped: MappedPlan) -> dict[str, Any]:
     """What `map --json` prints, without `schema`. `order` is the axis order that ranks are counted in."""
-    solution, problem = found.solution, found.instance.problem
-    mapping = found.plan.mapping
+    solution, problem = mapped.solution, mapped.instance.problem
+    mapping = mapped.plan.mapping
     assert mapping is not None
     hostname = problem.hostname_assignment()
     spread = solution if isinstance(solution, SpreadSolution) else None
     bounded = spread is None or spread.bounded
     return {
         "order": list(mapping.order),
-        "ranks": [list(place) for place in found.ranks],
-        "step_time_s": found.plan.objective.step_time_s,
-        "planned_step_time_s": found.planned_s,
+        "ranks": [list(place) for place in mapped.ranks],
+        "step_time_s": mapped.plan.objective.step_time_s,
+        "planned_step_time_s": mapped.planned_s,
         "objective": solution.objective,
         "price_s": solution.price_s,
         "lower_bound_s": solution.bound_s if bounded else None,
         "gap": solution.gap if bounded else None,
         "status": "optimal" if solution.proven else "feasible",
         "hostname_order": _loads_document(solution.hostname_loads)
-        | {"price_s": solution.hostname_s, "spread": _spread_document(found, hostname)},
+        | {"price_s": solution.hostname_s, "spread": _spread_document(mapped, hostname)},
         **_loads_document(solution.loads),
-        "spread": _spread_document(found, solution.assignment),
+        "spread": _spread_document(mapped, solution.assignment),
         "spread_certificate": None if spread is None else _certificate_document(spread),
         "slots": {
-            "gpus": found.instance.slots.gpus,
+            "gpus": mapped.instance.slots.gpus,
             "stages": problem.stages,
             "per_stage": problem.slots,
             "leaves": len(problem.leaf_slots),
             "pods": problem.pods,
             "free": sum(problem.leaf_slots),
         },
-        "idle_nodes": found.idle,
+        "idle_nodes": mapped.idle,
         "solver": {
             "wall_s": solution.wall_s,
-            "rounds": [dict(vars(one)) for one in solution.rounds],
+            "rounds": [dict(vars(each)) for each in solution.rounds],
         },
     }
 
@@ -377,9 +377,9 @@ def _loads_document(loads: Loads) -> dict[str, object]:
     }
 
 
-def _spread_document(found: MappedPlan, assignment: Any) -> dict[str, dict[str, float]]:
+def _spread_document(mapped: MappedPlan, assignment: Any) -> dict[str, dict[str, float]]:
     """Leaves and pods that data-parallel and pipeline groups touch."""
-    pods = found.instance.problem.pod_of[assignment]
+    pods = mapped.instance.problem.pod_of[assignment]
     return {"leaves": dict(vars(spread_of(assignment))), "pods": dict(vars(spread_of(pods)))}
 
 

@@ -171,11 +171,11 @@ class _Way:
     def _is_neutral(self, key: str) -> bool:
         """Whether neither end would be another with the other's value; then both take the plan's."""
         taken = self._price({**self.first, key: self.last[key]})
-        given = self._price({**self.last, key: self.first[key]})
+        reverted = self._price({**self.last, key: self.first[key]})
         start, end = self._price(self.first), self._price(self.last)
-        if taken is None or given is None or start is None or end is None:
+        if taken is None or reverted is None or start is None or end is None:
             return False
-        neutral = abs(taken / start - 1) < NEUTRAL and abs(given / end - 1) < NEUTRAL
+        neutral = abs(taken / start - 1) < NEUTRAL and abs(reverted / end - 1) < NEUTRAL
         if neutral and self._memory(key):
             self.first[key] = self.last[key]
             return True
@@ -247,8 +247,8 @@ class _Way:
 
     def _setup(self, state: State) -> Setup | None:
         """The setup of a state; None where degrees do not divide or layers cannot be dealt out."""
-        for end, own in zip(self._ends, (self.first, self.last), strict=True):
-            if state == own:
+        for end, own_state in zip(self._ends, (self.first, self.last), strict=True):
+            if state == own_state:
                 return end
         layout = _layout(state)
         if layout is None or int(layout.gpus) > state["cluster"].gpus:
@@ -491,11 +491,11 @@ def _runs(setup: Setup) -> bool:
 def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
     document = _document_if_any(path)
     if _describes_plan(document):
-        other = read_feasible_plan(path)
-        _same_layers(other.inputs.model, inputs, path)
-        _same_training(other.inputs.adapters, other.inputs.kind, inputs, path)
-        _same_images(other.inputs.model, inputs, path)
-        return Baseline(path=path, kind="plan", setup=setup_of_plan(other))
+        planned = read_feasible_plan(path)
+        _same_layers(planned.inputs.model, inputs, path)
+        _same_training(planned.inputs.adapters, planned.inputs.kind, inputs, path)
+        _same_images(planned.inputs.model, inputs, path)
+        return Baseline(path=path, kind="plan", setup=setup_of_plan(planned))
     if "run" in document or "runs" in document:
         runs = read_runs(path)
         if len(runs) != 1:

@@ -374,18 +374,18 @@ def _steps(operation: str, ranks: int, network: Network) -> dict[str, Any]:
 
 def _envelope(lines: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
     """The fastest algorithm from each size on, smallest sizes first."""
-    name = min(lines, key=lambda other: lines[other])
+    name = min(lines, key=lambda line: lines[line])
     changes = [{"algorithm": name, "from_bytes": 0.0}]
     while True:
         start_s, byte_s = lines[name]
         overtaking = {
-            other: (other_start_s - start_s) / (byte_s - other_byte_s)
-            for other, (other_start_s, other_byte_s) in lines.items()
+            line: (other_start_s - start_s) / (byte_s - other_byte_s)
+            for line, (other_start_s, other_byte_s) in lines.items()
             if other_byte_s < byte_s
         }
         if not overtaking:
             return changes
-        name = min(overtaking, key=lambda other: (overtaking[other], lines[other][1]))
+        name = min(overtaking, key=lambda line: (overtaking[line], lines[line][1]))
         changes.append({"algorithm": name, "from_bytes": overtaking[name]})
 
 

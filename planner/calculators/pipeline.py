@@ -127,14 +127,14 @@ def _stages(layout: Layout, layers: int | None, work_s: float) -> list[dict[str,
     is_v = Schedule(int(layout.schedule)) in V_SHAPED
     rows = []
     for stage in range(stages):
-        own = layers // stages + (stage < layers % stages)
+        of_stage = layers // stages + (stage < layers % stages)
         rows.append(
             {
                 "stage": stage,
                 "rank": stages - 1 - stage if is_v and stage >= pp else stage % pp,
-                "layers": own,
+                "layers": of_stage,
                 "passes": int(layout.num_micro_batches),
-                "compute_s": work_s * pp * own / layers,
+                "compute_s": work_s * pp * of_stage / layers,
             }
         )
     return rows
@@ -162,13 +162,13 @@ def _advice(pp: int, num_micro_batches: int, vpp: int, efficiency: float) -> lis
     """The least doubling of micro-batches, and the least cut of stages, that reach the target."""
     if efficiency >= TARGET:
         return []
-    more, fewer = num_micro_batches, pp
-    while bubble_of_step(pp, more, vpp) > 1.0 - TARGET + ROUNDING:
-        more *= 2
+    micro_batches, fewer = num_micro_batches, pp
+    while bubble_of_step(pp, micro_batches, vpp) > 1.0 - TARGET + ROUNDING:
+        micro_batches *= 2
     while bubble_of_step(fewer, num_micro_batches, vpp) > 1.0 - TARGET + ROUNDING:
         fewer -= 1
-    changes = [("micro-batches", num_micro_batches, more), ("stages", pp, fewer)]
-    shapes = {"micro-batches": (pp, more), "stages": (fewer, num_micro_batches)}
+    changes = [("micro-batches", num_micro_batches, micro_batches), ("stages", pp, fewer)]
+    shapes = {"micro-batches": (pp, micro_batches), "stages": (fewer, num_micro_batches)}
     return [
         {
             "change": what,

@@ -97,9 +97,9 @@ def volumes_document(shape: TransformerShape) -> dict[str, Any]:
 
 def _of_parameters(shape: TransformerShape) -> dict[str, Any]:
     """States, and what data parallelism moves, by ZeRO stage; the GPUs that the states fill."""
-    own = shape.params / shape.tp
+    of_rank = shape.params / shape.tp
     states = {
-        stage: float(adam_state_bytes(own, stage, shape.dp, shape.gradient_bytes))
+        stage: float(adam_state_bytes(of_rank, stage, shape.dp, shape.gradient_bytes))
         for stage in _STAGES
     }
     parts = {
@@ -116,7 +116,7 @@ def _of_parameters(shape: TransformerShape) -> dict[str, Any]:
         "gpus": ceil(sum(parts.values()) / shape.gpu_memory_bytes),
     }
     if shape.shard_group > 1:
-        inside, between = hybrid_sharded_elements(own, shape.shard_group)
+        inside, between = hybrid_sharded_elements(of_rank, shape.shard_group)
         # Of the three passes inside a group one scatters gradients and two gather weights.
         inside_bytes = float(inside) / 3.0 * (shape.gradient_bytes + 2 * 2.0)
         between_bytes = shape.gradient_bytes * float(between)
@@ -130,9 +130,9 @@ def _sent_bytes(shape: TransformerShape, stage: int) -> float:
     Without ZeRO both passes of the all-reduce carry gradients. ZeRO 1 and 2 scatter gradients and gather
     16-bit weights, ZeRO 3 gathers those twice (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
     """
-    own = shape.params / shape.tp
-    of_gradients = (2.0 if stage == 0 else 1.0) * own
-    of_weights = float(data_parallel_elements(own, stage)) - of_gradients
+    of_rank = shape.params / shape.tp
+    of_gradients = (2.0 if stage == 0 else 1.0) * of_rank
+    of_weights = float(data_parallel_elements(of_rank, stage)) - of_gradients
     return shape.gradient_bytes * of_gradients + 2.0 * of_weights
 
 
@@ -148,12 +148,12 @@ def _of_tokens(shape: TransformerShape) -> dict[str, Any]:
     }
     if shape.heads:
         sizes = (tokens, shape.seq_len, hidden, shape.heads, shape.layers)
-        whole = float(unfused_activation_bytes(*sizes))
+        unsharded = float(unfused_activation_bytes(*sizes))
         replicated = 10.0 * tokens * hidden * shape.layers
-        document["activation_bytes"] = whole / shape.tp
+        document["activation_bytes"] = unsharded / shape.tp
         # arXiv 2205.05198, equation 2: 10 s b h of norms, residuals and dropouts are on every rank.
         document["activation_bytes_without_sequence_parallel"] = (
-            replicated + (whole - replicated) / shape.tp
+            replicated + (unsharded - replicated) / shape.tp
         )
     return document
 

@@ -124,9 +124,9 @@ class _Choices:
         values, kind_of = np.unique(load, return_inverse=True)
         rows: list[tuple[int, int, float, int]] = []
         for kind, value in enumerate(values.tolist()):
-            least = int(fewest[kind_of == kind].min())
-            last = min(max(int(np.ceil(value / (small * limit))), least), most) if small else most
-            rows += [(kind, c, value / c, 0) for c in range(least, last)]
+            first = int(fewest[kind_of == kind].min())
+            last = min(max(int(np.ceil(value / (small * limit))), first), most) if small else most
+            rows += [(kind, c, value / c, 0) for c in range(first, last)]
             rows.append((kind, last, 0.0 if last < most else value / last, most - last))
         kinds, counts, replicas, more = zip(*rows, strict=True)
         return cls(
@@ -154,10 +154,10 @@ def paired_counts(
     need = least_counts(load, slots, gpus, limit)
     if need is None:
         return None
-    most = min(gpus, slots - len(load) + 1)
-    choices = _Choices.of(load, limit, need[0], most)
+    most_replicas = min(gpus, slots - len(load) + 1)
+    choices = _Choices.of(load, limit, need[0], most_replicas)
     if len(choices.count) > _MOST_CHOICES:
-        choices = _Choices.of(load, limit, need[0], most, SMALL)
+        choices = _Choices.of(load, limit, need[0], most_replicas, SMALL)
     if len(choices.count) > _MOST_CHOICES:
         return ()
     answer = _chosen(choices, choices.conditions(limit), slots, work)
@@ -175,15 +175,15 @@ def _chosen(
     sizes = np.array([len(experts) for experts in choices.experts], dtype=np.int64)
     model = cp_model.CpModel()
     take = [model.new_int_var(0, int(sizes[kind]), "") for kind in choices.kind]
-    more = model.new_int_var(0, slots, "")
+    extra = model.new_int_var(0, slots, "")
     for kind, size in enumerate(sizes.tolist()):
         model.add(sum(take[i] for i in np.flatnonzero(choices.kind == kind)) == size)
     weighted = cp_model.LinearExpr.weighted_sum
-    model.add(weighted(take, choices.count.tolist()) + more == slots)
-    model.add(more <= weighted(take, choices.more.tolist()))
+    model.add(weighted(take, choices.count.tolist()) + extra == slots)
+    model.add(extra <= weighted(take, choices.more.tolist()))
     for condition in conditions:
-        model.add(weighted(take, condition.tolist()) <= more)
-    values = solved(model, [*take, more], work)
+        model.add(weighted(take, condition.tolist()) <= extra)
+    values = solved(model, [*take, extra], work)
     if values is None or isinstance(values, bool):
         return values
     return values[:-1], int(values[-1])

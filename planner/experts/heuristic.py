@@ -497,9 +497,9 @@ def shared_counts(load: Loads, slots: int, gpus: int, fewest: Slots) -> Slots:
         hot, cold = order[:cut], order[cut:]
         hot_counts = _paths(load[hot], slots - len(cold), gpus)
         cold_counts = _paths(load[cold], slots - len(hot), gpus)
-        least = max(int(fewest[hot].sum()), slots - len(cold) - len(cold_counts) + 1)
-        most = len(hot) + len(hot_counts) - 1
-        for share in _thinned(least, most, gpus, SHARES.most_ways // len(cuts)):
+        fewest_slots = max(int(fewest[hot].sum()), slots - len(cold) - len(cold_counts) + 1)
+        most_slots = len(hot) + len(hot_counts) - 1
+        for share in _thinned(fewest_slots, most_slots, gpus, SHARES.most_ways // len(cuts)):
             counts = np.ones(len(load), dtype=np.int64)
             counts[hot] = hot_counts[share - len(hot)]
             counts[cold] = cold_counts[slots - share - len(cold)]
@@ -529,9 +529,9 @@ def _paths(load: Loads, most_slots: int, most_replicas: int) -> Slots:
     return np.stack(path)
 
 
-def _thinned(least: int, most: int, gpus: int, ways: int) -> NDArray[np.int64]:
+def _thinned(fewest: int, largest: int, gpus: int, ways: int) -> NDArray[np.int64]:
     """Shares from `least` to `most`: all, or whole rounds over the GPUs and evenly spaced ones."""
-    every = np.arange(least, most + 1)
+    every = np.arange(fewest, largest + 1)
     if len(every) <= ways:
         return every
     spaced = every[np.linspace(0, len(every) - 1, ways).astype(np.int64)]
@@ -579,7 +579,7 @@ class _Transfers:
         for way in np.argsort(above, kind="stable").tolist():
             if len(starts) == TRANSFERS.starts:
                 break
-            apart = [int(np.abs(candidates[way] - other).sum()) // 2 for other in starts]
+            apart = [int(np.abs(candidates[way] - start).sum()) // 2 for start in starts]
             if min(apart) >= TRANSFERS.apart:
                 starts.append(candidates[way])
         return starts
@@ -594,11 +594,11 @@ class _Transfers:
                 break
             drawn = self._drawn(current)
             above = self._above(drawn)
-            least = int(above.argmin())
-            waited = 0 if above[least] < pool[0][0] else waited + 1
-            if above[least] < score or waited % TRANSFERS.patience:
-                if above[least] <= score * TRANSFERS.worse:
-                    current, score = drawn[least], float(above[least])
+            best = int(above.argmin())
+            waited = 0 if above[best] < pool[0][0] else waited + 1
+            if above[best] < score or waited % TRANSFERS.patience:
+                if above[best] <= score * TRANSFERS.worse:
+                    current, score = drawn[best], float(above[best])
                     pool = _with(pool, score, current)
             else:
                 base = pool[int(self._chance.integers(len(pool)))][2]
@@ -623,8 +623,8 @@ class _Transfers:
         for part in (every, every[TRANSFERS.drawn // 2 :]):
             np.add.at(drawn, (part, self._chance.choice(givers, len(part))), -1)
             np.add.at(drawn, (part, self._chance.choice(receivers, len(part), p=wanted)), 1)
-        kept = drawn[((drawn >= 1) & (drawn <= self._gpus)).all(axis=1)]
-        return kept if len(kept) else counts[None]
+        valid = drawn[((drawn >= 1) & (drawn <= self._gpus)).all(axis=1)]
+        return valid if len(valid) else counts[None]
 
     def _crowded(self, counts: Slots) -> Loads:
         """What GPUs of each expert hold above the limit, [experts]."""
@@ -666,6 +666,6 @@ def _with(
 ) -> list[tuple[float, bytes, Slots]]:
     """The best of a pool and one more, each once."""
     mark = counts.tobytes()
-    if mark in [kept for _, kept, _ in pool]:
+    if mark in [entry for _, entry, _ in pool]:
         return pool
-    return sorted([*pool, (score, mark, counts)], key=lambda kept: kept[:2])[: TRANSFERS.kept]
+    return sorted([*pool, (score, mark, counts)], key=lambda entry: entry[:2])[: TRANSFERS.kept]

@@ -445,10 +445,10 @@ def greedy_placement(load: Loads, shape: SlotShape, groups: int = 1) -> Slots:
     of_groups = load.reshape(groups, size).sum(axis=1)
     rows = []
     for part in _least_loaded(of_groups, nodes):
-        own = np.concatenate([np.arange(group * size, (group + 1) * size) for group in part])
-        counts = greedy_counts(load[own][None], shape.slots // nodes, shape.slots)[0]
-        replicas = np.repeat(own, counts)
-        weights = np.repeat(load[own] / counts, counts)
+        of_part = np.concatenate([np.arange(group * size, (group + 1) * size) for group in part])
+        counts = greedy_counts(load[of_part][None], shape.slots // nodes, shape.slots)[0]
+        replicas = np.repeat(of_part, counts)
+        weights = np.repeat(load[of_part] / counts, counts)
         rows += [replicas[gpu] for gpu in _least_loaded(weights, shape.gpus // nodes)]
     return np.stack(rows)
 

@@ -288,8 +288,8 @@ def improve_from(
             block=shape.node_gpus if limits.groups > 1 else shape.gpus,
         )
         curves.append(layer.curve(min(max_moves, shape.slots), most_steps))
-        least = float(balance_bound(row[None], shape.slots, shape.gpus)[0])
-        bounds.append(bound_curve(row, slots, min(max_moves, shape.slots), least))
+        bound = float(balance_bound(row[None], shape.slots, shape.gpus)[0])
+        bounds.append(bound_curve(row, slots, min(max_moves, shape.slots), bound))
     _, spent = _shared([np.array([step.value for step in curve]) for curve in curves], max_moves)
     picked = [curve[moves] for curve, moves in zip(curves, spent, strict=True)]
     value = np.array([step.value for step in picked])
@@ -429,16 +429,16 @@ class _Layer:
         """Each exchange of a slot of `gpu` with one elsewhere in its block."""
         weight = (self.loads / np.maximum(self._counts(slots), 1))[:, slots]
         slot, away, place = np.indices((slots.shape[1], *slots.shape)).reshape(3, -1)
-        gone, came = slots[gpu][slot], slots[away, place]
-        keep = (away != gpu) & ~is_on_gpu[away, gone] & ~is_on_gpu[gpu, came]
+        leaving, coming = slots[gpu][slot], slots[away, place]
+        keep = (away != gpu) & ~is_on_gpu[away, leaving] & ~is_on_gpu[gpu, coming]
         keep &= away // self.block == gpu // self.block
-        slot, away, place, came = slot[keep], away[keep], place[keep], came[keep]
+        slot, away, place, coming = slot[keep], away[keep], place[keep], coming[keep]
         shed = (weight[:, gpu, slot] - weight[:, away, place]).T
         after = np.repeat(load[None], len(slot), axis=0)
         after[:, :, gpu] -= shed
         after[np.arange(len(slot)), :, away] += shed
         here = np.full(len(slot), gpu)
-        return _norm(after), np.stack([here, slot, came, away * slots.shape[1] + place], axis=1)
+        return _norm(after), np.stack([here, slot, coming, away * slots.shape[1] + place], axis=1)
 
     def _takes(self, slots: Slots, load: Loads, gpu: int, is_on_gpu: NDArray[np.bool_]) -> Changes:
         """Each slot of `gpu` that takes an expert of its block, each elsewhere that takes one of `gpu`."""

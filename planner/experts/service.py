@@ -100,12 +100,12 @@ def expert_request(given: Mapping[str, object]) -> ExpertRequest:
     InputError
         A name is none of them, or a value is of another type.
     """
-    known = [each.name for each in fields(ExpertRequest)]
+    names = [each.name for each in fields(ExpertRequest)]
     for name in given:
-        if name not in known:
-            near = near_miss(name, known)
+        if name not in names:
+            near = near_miss(name, names)
             what = "is no option of place_experts"
-            raise InputError(what, where=name, allowed=known, did_you_mean=near)
+            raise InputError(what, where=name, allowed=names, did_you_mean=near)
     for name in ("loads", "co_activation", "current"):
         if given.get(name) is not None or name == "loads":
             path_of(given.get(name), name)

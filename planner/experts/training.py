@@ -281,7 +281,7 @@ class ExpertLoads:
         if self.measured is None:
             return {}
         layers, ranks, _ = placed.slots.shape
-        own = np.arange(self.measured.shape[2]).reshape(1, ranks, -1).repeat(layers, axis=0)
+        in_order = np.arange(self.measured.shape[2]).reshape(1, ranks, -1).repeat(layers, axis=0)
         alone = placed.slots if placed.by_load is None else placed.by_load
         rows = by_layer(self.measured, placed.ep)
         return {
@@ -289,7 +289,7 @@ class ExpertLoads:
                 imbalance=max(float(SlotPacking(slots=slots, loads=rows).balance().mean()), 1.0),
                 copies=touched_blocks(self.flows, slots),
             )
-            for name, slots in (("in_order", own), ("by_load", alone))
+            for name, slots in (("in_order", in_order), ("by_load", alone))
         }
 
 

@@ -227,9 +227,9 @@ class FileChange:
         """The edits without the groups of them that the file means the same without."""
         target = meaning(edits)
         for group in groups:
-            others = [edit for edit in edits if edit not in group]
-            if len(others) < len(edits) and meaning(others) == target:
-                edits = others
+            remaining = [edit for edit in edits if edit not in group]
+            if len(remaining) < len(edits) and meaning(remaining) == target:
+                edits = remaining
         return edits
 
     def _result(self, edits: Sequence[FlagEdit], text: str, note: str) -> ScriptDiff:
@@ -641,9 +641,9 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
     """
     text = read_text(path, MAX_FILE_BYTES)
     ours = framework_of_stack(plan.inputs.framework).name
-    theirs = framework_of_stack(run_of_file(text, path, plan).workload.framework).name
-    if ours != theirs:
-        note = f"the file is {theirs}'s, the plan {ours}'s: -o DIR writes that framework's files"
+    their_framework = framework_of_stack(run_of_file(text, path, plan).workload.framework).name
+    if ours != their_framework:
+        note = f"the file is {their_framework}'s, the plan {ours}'s: -o DIR writes that framework's files"
         return ScriptDiff(note=note)
     document = launch_document(path, text)
     by_swift = document is None and swift_command(words_of(text, str(path))) is not None
@@ -657,8 +657,8 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
     if wanted is None:
         fields = path.with_suffix(".yaml") if by_swift else path
         is_own = files.get(path.name) == text and _is_written(fields, files)
-        other = _BY_SWIFT if by_swift else unlaunched(plan.inputs) or _OTHER_KIND
-        return ScriptDiff(note="" if is_own else other)
+        reason = _BY_SWIFT if by_swift else unlaunched(plan.inputs) or _OTHER_KIND
+        return ScriptDiff(note="" if is_own else reason)
     diff = ScriptChange(path, text, plan, json.loads(wanted)).diff()
     exports = [
         f"{name}={value}"

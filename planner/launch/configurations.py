@@ -206,11 +206,11 @@ def deepspeed_start(launch: Launch) -> Start:
     own, which takes the configuration.
     """
     inputs = launch.inputs
-    whole = all(getattr(launch.layout, axis) == 1 for axis in DEGREES if axis != "dp")
+    is_whole = all(getattr(launch.layout, axis) == 1 for axis in DEGREES if axis != "dp")
     own_script = (
         inputs.adapters is not None,
         STEP_KINDS[inputs.kind].on_preferences,
-        inputs.kind == "sft" and whole,
+        inputs.kind == "sft" and is_whole,
         in_chunks(inputs.loss) is not None,
         inputs.model.encoder is not None,
         launch.execution.offload_modules == "saved_tensors",
@@ -1044,8 +1044,8 @@ def _attention(launch: Launch) -> str:
     architecture = launch.inputs.cluster.device.architecture
     if has_wide_heads(launch.inputs.model):
         return "sdpa"
-    own = {"hopper": "flash_attention_3", "blackwell": "sdpa", "volta": "sdpa"}
-    return own.get(architecture, "flash_attention_2")
+    kernels = {"hopper": "flash_attention_3", "blackwell": "sdpa", "volta": "sdpa"}
+    return kernels.get(architecture, "flash_attention_2")
 
 
 def _checkpoint(model: ModelSpec) -> str:

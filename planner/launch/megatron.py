@@ -252,8 +252,8 @@ def _scaling_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
             *_LLAMA3_FIXED,
         ):
             low, high = frequencies
-            own = f"{scaling.factor:g} x {scaling.original_positions:,}, {low:g} and {high:g}"
-            return f"Rope is scaled as in Llama 3.1 (8 x 8,192, frequency factors 1 and 4), not by {own}."
+            figures = f"{scaling.factor:g} x {scaling.original_positions:,}, {low:g} and {high:g}"
+            return f"Rope is scaled as in Llama 3.1 (8 x 8,192, frequency factors 1 and 4), not by {figures}."
     return ""
 
 
@@ -270,13 +270,13 @@ def _yarn_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
 # Which layers are of a kind, in the notation of Megatron-LM's flags: a Python list of 0 and 1.
 
 
-def layer_list(order: str, one: str) -> str:
+def layer_list(order: str, counted_letter: str) -> str:
     """A list with a 1 for each layer whose letter is `one`, as `moe_freq_type` of Megatron-LM evaluates it.
 
     >>> layer_list("FFFWW", "W"), layer_list("FWFWFW", "W"), layer_list("LL", "L")
     ('([0]*3+[1]*2)', '([0,1]*3)', '([1]*2)')
     """
-    digits = "".join("1" if letter == one else "0" for letter in order)
+    digits = "".join("1" if letter == counted_letter else "0" for letter in order)
     part = repeated_part(digits)
     terms = "+".join(f"[{digit}]*{count}" for digit, count in runs(digits))
     repeated = f"[{','.join(digits[:part])}]*{len(digits) // part}"
@@ -426,8 +426,8 @@ def replaced_temperature(scaling: RopeScaling) -> float | None:
         return None
     tenth = 0.1 * math.log(scaling.factor)
     under = tenth * (scaling.mscale_all_dim or 0.0) + 1.0
-    own = (tenth * (scaling.mscale or 1.0) + 1.0) / under
-    if math.isclose(own, scaling.temperature, rel_tol=1e-9):
+    temperature = (tenth * (scaling.mscale or 1.0) + 1.0) / under
+    if math.isclose(temperature, scaling.temperature, rel_tol=1e-9):
         return None
     return round((scaling.temperature * under - 1.0) / tenth, 12)
 

@@ -364,8 +364,8 @@ class LeafStyle:
     def cell_corner(self, gpu: int) -> tuple[float, float]:
         """Left and top of a GPU's cell inside its node."""
         row, column = divmod(gpu, GPUS_IN_A_ROW)
-        left = column * (self.cell_width + self.gap)
-        return left, self.label * LABEL_LEADING + row * (self.cell_height + self.gap)
+        x = column * (self.cell_width + self.gap)
+        return x, self.label * LABEL_LEADING + row * (self.cell_height + self.gap)
 
 
 _STYLES = (

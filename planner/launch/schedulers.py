@@ -313,8 +313,10 @@ def _places_lost(placed: PlacedRanks, scheduler: str) -> str:
     if len(placed.hosts) == 1:
         return ""
     # Those that start every rank where it was planned.
-    others = "slurm, openmpi, kubernetes or volcano" if placed.names_known else "slurm or openmpi"
-    return _PLACES_LOST.format(scheduler=scheduler, others=others)
+    schedulers = (
+        "slurm, openmpi, kubernetes or volcano" if placed.names_known else "slurm or openmpi"
+    )
+    return _PLACES_LOST.format(scheduler=scheduler, others=schedulers)
 
 
 def _refuse_out_of_turn(placed: PlacedRanks, start: str, remedy: str = "") -> None:
@@ -378,19 +380,23 @@ def _devices(cluster: ClusterSpec, hosts: int) -> dict[str, int]:
 
 
 def _job(
-    plan: Plan, placed: PlacedRanks, pods: list[_Pods], own: _Pods, devices: Mapping[str, int]
+    plan: Plan,
+    placed: PlacedRanks,
+    pods: list[_Pods],
+    first_pods: _Pods,
+    devices: Mapping[str, int],
 ) -> dict[str, Any]:
     name = job_name(plan)
-    script = _node_script(own, "JOB_COMPLETION_INDEX", f"{name}-{pods[0].name}-0-0.{name}")
-    pod = _pod(script, _gpus(plan, own.gpus, devices))
+    script = _node_script(first_pods, "JOB_COMPLETION_INDEX", f"{name}-{pods[0].name}-0-0.{name}")
+    pod = _pod(script, _gpus(plan, first_pods.gpus, devices))
     template: dict[str, Any] = {"spec": pod}
-    if own.host is None:
+    if first_pods.host is None:
         template = {"metadata": {"annotations": _topology(plan, placed, pods)}, "spec": pod}
     else:
-        pod["nodeSelector"] = {_HOST_LABEL: own.host}
+        pod["nodeSelector"] = {_HOST_LABEL: first_pods.host}
     return {
-        "parallelism": own.count,
-        "completions": own.count,
+        "parallelism": first_pods.count,
+        "completions": first_pods.count,
         "completionMode": "Indexed",
         "backoffLimit": 0,
         "template": template,

@@ -124,17 +124,17 @@ def _unlaunched(inputs: PlanInputs, framework: Framework) -> dict[str, str]:
     """What of a plan no launch file carries, and why."""
     vision, kind = inputs.model.encoder, framework.step_kinds.get(inputs.kind)
     encoder = None if vision is None else framework.image_encoders.get(vision.kind)
-    found: dict[str, str] = {inputs.kind: "" if kind is None else kind.in_launch}
-    found["images"] = "" if encoder is None else encoder.in_launch
-    return {what: why for what, why in found.items() if why}
+    reasons: dict[str, str] = {inputs.kind: "" if kind is None else kind.in_launch}
+    reasons["images"] = "" if encoder is None else encoder.in_launch
+    return {what: why for what, why in reasons.items() if why}
 
 
 def _execution(plan: Plan, framework: Framework) -> Execution:
     """The plan's own; the plainest of the framework where it was made for another, or says nothing."""
-    own = plan.execution
+    execution = plan.execution
     inputs = plan.inputs
-    if own is not None and inputs.framework == framework.name:
-        return own
+    if execution is not None and inputs.framework == framework.name:
+        return execution
     pins = {"moe_dispatch": inputs.pins["moe_dispatch"]} if "moe_dispatch" in inputs.pins else {}
     pins = pins if inputs.framework == framework.name else {}
     options = execution_options(

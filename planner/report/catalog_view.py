@@ -164,12 +164,12 @@ def _encoder(model: ModelSpec) -> Iterator[tuple[str, str]]:
     vision = model.vision
     if vision is None:
         return
-    own = encoder_parameters(vision)
+    number = encoder_parameters(vision)
     widths = f"width {count(vision.hidden)}, feed-forward {count(vision.ffn_hidden)}"
     heads = f"{vision.heads} heads, patches of {vision.patch_size}"
     yield "image encoder", f"{vision.kind}, {counted(vision.layers, 'layer')}, {widths}, {heads}"
-    together = count(own + parameter_count(model))
-    yield "encoder parameters", f"{count(own)} ({amount(own)}); {together} with the model's"
+    together = count(number + parameter_count(model))
+    yield "encoder parameters", f"{count(number)} ({amount(number)}); {together} with the model's"
 
 
 def _layers(model: ModelSpec) -> Iterator[tuple[str, str]]:

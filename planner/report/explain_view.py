@@ -160,8 +160,8 @@ def _layers_on_ranks(change: PartsNeighbour) -> str:
     """`a 26; b 6, 5`: of each part the layers that its ranks have, each number once."""
     words, first = [], 0
     for part, ranks in change.ranks_on.items():
-        own = dict.fromkeys(change.layers[first : first + ranks])
-        words.append(f"{part} {', '.join(map(str, own))}")
+        layers = dict.fromkeys(change.layers[first : first + ranks])
+        words.append(f"{part} {', '.join(map(str, layers))}")
         first += ranks
     return "; ".join(words)
 
@@ -382,6 +382,6 @@ def audits_view(document: Mapping[str, Any]) -> View:
             faults += [Heading(plan["plan"]), Bullets(broken)]
     if document["skipped"]:
         faults += [Heading("Not plans of this program"), Bullets(document["skipped"])]
-    held = sum(plan["passed"] for plan in document["plans"])
-    verdict = f"{held} of {counted(len(rows), 'plan')} {'holds' if held == 1 else 'hold'}."
+    holding = sum(plan["passed"] for plan in document["plans"])
+    verdict = f"{holding} of {counted(len(rows), 'plan')} {'holds' if holding == 1 else 'hold'}."
     return [Facts(rows), line(verdict), *faults]

@@ -389,8 +389,8 @@ def sweep_chart(report: SweepReport) -> str:
     )
     series: dict[str, list[dict[str, Any]]] = {}
     for row in planned:
-        others = [str(row[name]) for name in report.axes if name != across]
-        series.setdefault(", ".join(others) or "plan", []).append(row)
+        series_words = [str(row[name]) for name in report.axes if name != across]
+        series.setdefault(", ".join(series_words) or "plan", []).append(row)
     for name, rows in series.items():
         colour = chart.named_colour(name)
         points = [(float(row[across]), float(row["tokens_per_s"])) for row in rows]

@@ -288,7 +288,7 @@ def mixed_page(plan: MixedPlan) -> str:
     training = dict(training_rows(inputs))
     words = f"{count(plan.cluster.gpus)} GPUs, {training['batch']}, {inputs.precision}, {inputs.framework}"
     title = f"{inputs.model.name} on {plan.cluster.name}"
-    (_, first), *others = sections(mixed_view(plan, is_full=False))
+    (_, first), *tables_by_name = sections(mixed_view(plan, is_full=False))
     answer = Section(key="plan", title="The plan", before=section_html("", _beside(first)))
     tables = [
         Section(
@@ -297,7 +297,7 @@ def mixed_page(plan: MixedPlan) -> str:
             before=wide(name, section_html("", blocks)),
             half=True,
         )
-        for index, (name, blocks) in enumerate(others)
+        for index, (name, blocks) in enumerate(tables_by_name)
     ]
     proof = Section(
         key="proof",

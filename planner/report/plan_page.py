@@ -201,8 +201,8 @@ def pipeline_section(plan: Plan) -> Iterator[Section]:
         turns = round(document["steady_s"] / document["period_s"])
         words += f" Between warm-up and cool-down the period shown repeats {count(turns)} times."
     if num_micro_batches != plan.layout.num_micro_batches:
-        drawn, whole = count(num_micro_batches), count(plan.layout.num_micro_batches)
-        words += f" Played with {drawn} of the {whole} micro-batches."
+        drawn, in_all = count(num_micro_batches), count(plan.layout.num_micro_batches)
+        words += f" Played with {drawn} of the {in_all} micro-batches."
     kinds = sorted({drawn[1] for drawn in passes})
     figures = {**document, "kinds": kinds, "micro_batches": num_micro_batches}
     yield Section(
@@ -322,15 +322,15 @@ def _cards(plan: Plan) -> list[Card]:
 def _answer_section(plan: Plan) -> Section:
     """What is run, what there is to know of it, and what else there is to say of the layout."""
     warnings: View = [Heading("Warnings"), Bullets(plan.warnings)] if plan.warnings else []
-    more: View = []
+    folded: View = []
     if plan.layout is not None:
-        more = layout_view(plan.layout, plan.mapping, plan.predicted)[1:]
-        more += [*execution_view(plan), *placed_experts_view(plan), *lengths_view(plan.lengths)]
+        folded = layout_view(plan.layout, plan.mapping, plan.predicted)[1:]
+        folded += [*execution_view(plan), *placed_experts_view(plan), *lengths_view(plan.lengths)]
     return Section(
         key="plan",
         title="The plan" if plan.layout is not None else "What was asked",
         before=section_html("", [facts_beside(plan), *infeasible_view(plan), *warnings]),
-        more=section_html("", more) if more else "",
+        more=section_html("", folded) if folded else "",
         fold="Layout and execution",
     )
 

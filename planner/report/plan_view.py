@@ -195,18 +195,18 @@ def evidence_text(evidence: GainEvidence) -> str:
         return "no run of such a model was published"
     if gain is None or evidence.step_time_s is None or evidence.measured_share is None:
         return f"no measured run's choices fit here (nearest: {run.id}): all is the model's word"
-    held = f"the choices of the nearest measured run, {run.id}"
+    compared = f"the choices of the nearest measured run, {run.id}"
     if evidence.basis == "measured":
-        held = (
+        compared = (
             f"the fastest step measured of this work, {rounded_seconds(run.step_time_s)} ({run.id})"
         )
     if abs(gain) <= HARMLESS:
-        return f"as long as {held}"
+        return f"as long as {compared}"
     if gain < 0.0:
-        return f"{percent(-gain)} above {held}"
+        return f"{percent(-gain)} above {compared}"
     borne_out = gain * evidence.measured_share
     parts = f"{percent(borne_out)} measured elsewhere, {percent(gain - borne_out)} the model's word"
-    return f"{percent(gain)} below {held}: {parts}"
+    return f"{percent(gain)} below {compared}: {parts}"
 
 
 def evidence_view(plan: Plan, *, is_full: bool = True) -> View:
@@ -303,8 +303,8 @@ def _host_memory(plan: Plan, predicted: Predicted) -> str:
         "parameters": (execution is not None and execution.parameter_offload == "cpu")
         or (plan.layout.optimizer_offload > 0 and parameters_go_with_states(inputs.framework)),
     }
-    others = [what for what, is_there in there.items() if is_there]
-    words = host_words(plan.layout.optimizer_offload, predicted.host_memory_gib, others)
+    on_hosts = [what for what, is_there in there.items() if is_there]
+    words = host_words(plan.layout.optimizer_offload, predicted.host_memory_gib, on_hosts)
     has_gib = inputs.cluster.host_memory_gib
     return f"{words} (it has {count(has_gib)})" if words and has_gib is not None else words
 
@@ -385,10 +385,10 @@ def _images_line(inputs: PlanInputs) -> list[tuple[str, str]]:
     if vision is None or vision.use is None:
         return []
     use = vision.use
-    held = "shared by the tensor ranks" if use.tensor_parallel else "whole on every tensor rank"
+    place = "shared by the tensor ranks" if use.tensor_parallel else "whole on every tensor rank"
     words = (
         f"{use.tokens:,} tokens of a sequence, of {counted(use.images, 'image')}; encoder of "
-        f"{encoder_parameters(vision):,} parameters {'trained' if use.trained else 'frozen'}, {held} of the "
+        f"{encoder_parameters(vision):,} parameters {'trained' if use.trained else 'frozen'}, {place} of the "
         "first pipeline rank"
     )
     return [("images", words)]
@@ -403,10 +403,10 @@ def lengths_text(lengths: LengthsDoc) -> str:
     if planned.imbalance_s > HARMLESS * planned.step_time_s:
         unlike = "uneven rounds" if planned.packing == DEALT else "unlike packs"
         parts.append(f"{unlike} cost {percent(planned.imbalance_s / planned.step_time_s)}")
-    for other in lengths.others[:1]:
-        gain = other.tokens_per_s / planned.tokens_per_s - 1.0
+    for packed in lengths.others[:1]:
+        gain = packed.tokens_per_s / planned.tokens_per_s - 1.0
         if gain > HARMLESS:
-            parts.append(f"{other.packing}: {percent(gain)} more tokens/s")
+            parts.append(f"{packed.packing}: {percent(gain)} more tokens/s")
     return "; ".join(parts)
 
 
@@ -487,16 +487,16 @@ _BASES = {
 }
 
 
-def rivals_view(known: Sequence[Rival]) -> View:
+def rivals_view(shown: Sequence[Rival]) -> View:
     """The fastest plans beside this one, with what they do otherwise and how they are known."""
-    bases = [words for basis, words in _BASES.items() if any(basis == each.basis for each in known)]
+    bases = [words for basis, words in _BASES.items() if any(basis == each.basis for each in shown)]
     columns: Columns = {
         "step_time_s": "step time",
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
         "basis": "that is",
         "differs": "instead",
     }
-    return [*section("Rivals", known, columns), *([line("; ".join(bases))] if bases else [])]
+    return [*section("Rivals", shown, columns), *([line("; ".join(bases))] if bases else [])]
 
 
 def grades_view(plan: Plan) -> View:
@@ -564,9 +564,9 @@ def choice_words(choice: ExecutionChoice) -> str:
     """What is known of the best plan without a choice; earlier versions only said if it is proven."""
     step_s, status = choice.step_time_s_without, choice.status
     if not status:
-        found = "feasible" if step_s is not None else "not searched"
+        unproven = "feasible" if step_s is not None else "not searched"
         proven = "optimal" if step_s is not None else "infeasible"
-        status = proven if choice.proven else found
+        status = proven if choice.proven else unproven
     return claim_words(status, step_s, choice.lower_bound_s_without)
 
 
@@ -665,10 +665,10 @@ def expected_by_pairs_text(expected: ExpectedByPairs) -> str:
     proof = "the least, proven" if expected.proven else "not proven to be the least"
     if expected.same_as_fastest:
         return f"{figure} by measured pairs of runs, {proof}; the fastest plan is the same"
-    other = rounded_seconds(fastest.expected_step_time_s)
+    of_fastest = rounded_seconds(fastest.expected_step_time_s)
     return (
         f"{figure} by measured pairs of runs, {proof}; the fastest plan by price promises "
-        f"{rounded_seconds(fastest.step_time_s)}, expected {other}: {fastest.plan}"
+        f"{rounded_seconds(fastest.step_time_s)}, expected {of_fastest}: {fastest.plan}"
     )
 
 
@@ -771,14 +771,15 @@ def alternatives_view(
 
 def _run_otherwise(plan: Plan | None, layout: Mapping[str, object]) -> str:
     """Choices of an alternative's execution that the plan makes otherwise, as pins write them."""
-    own = {} if plan is None or plan.execution is None else vars(plan.execution)
-    told = {**LATER_CHOICES, **layout}
+    planned = {} if plan is None or plan.execution is None else vars(plan.execution)
+    alternative = {**LATER_CHOICES, **layout}
     differing = [
         choice
         for choice in OF_EXECUTION
-        if {choice.name} <= own.keys() & told.keys() and told[choice.name] != own[choice.name]
+        if {choice.name} <= planned.keys() & alternative.keys()
+        and alternative[choice.name] != planned[choice.name]
     ]
-    pins = [f"{choice.name}={choice.word(told[choice.name])}" for choice in differing]
+    pins = [f"{choice.name}={choice.word(alternative[choice.name])}" for choice in differing]
     return ", ".join(pins)
 
 

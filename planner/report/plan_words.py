@@ -121,13 +121,13 @@ def host_words(
         >>> host_words(0, 15.3, ["reference"])
         '15 GiB of every host: reference'
     """
-    held = [f"{optimizer_offload} % of the optimizer"] if optimizer_offload else []
-    if not held and not host_memory_gib:
+    on_hosts = [f"{optimizer_offload} % of the optimizer"] if optimizer_offload else []
+    if not on_hosts and not host_memory_gib:
         return ""
     where = "on the hosts"
     if host_memory_gib is not None:
         where = f"{host_memory_gib:,.0f} GiB of every host"
-    return ": ".join(filter(None, (where, ", ".join([*held, *others]))))
+    return ": ".join(filter(None, (where, ", ".join([*on_hosts, *others]))))
 
 
 def row_host_words(row: Mapping[str, Any]) -> str:
@@ -157,8 +157,8 @@ def cost_rows(cost: CostDoc | None) -> list[tuple[str, str]]:
     rows = [("days", days)]
     if plan.dollars is not None:
         price = cost.gpu_hour_price
-        at = "at each part's price" if price is None else f"at {price:g} a GPU hour"
-        rows.append(("dollars", f"{count(plan.dollars)} {at}"))
+        rate = "at each part's price" if price is None else f"at {price:g} a GPU hour"
+        rows.append(("dollars", f"{count(plan.dollars)} {rate}"))
     if plan.kwh is not None:
         what = f"GPUs at {cost.gpu_power_w:g} W each, without hosts, network, cooling"
         rows.append(("kWh", f"{count(plan.kwh)}: {what}"))
@@ -217,12 +217,12 @@ def space_text(space: SpaceReport) -> str:
 
 def _buckets_text(space: SpaceReport) -> str:
     """Which sizes gradient buckets may have, and what that leaves unproven."""
-    own = "gradient buckets of the framework's own size"
+    usual = "gradient buckets of the framework's own size"
     if not space.gradient_buckets:
-        return own
+        return usual
     *sizes, largest = (f"{times:g}" for times in space.gradient_buckets)
-    others = f"{', '.join(sizes)} or {largest} times that without virtual stages"
-    return f"{own}, or {others} where the step is {LEAST_GAIN:.2%} faster with it"
+    sizes_text = f"{', '.join(sizes)} or {largest} times that without virtual stages"
+    return f"{usual}, or {sizes_text} where the step is {LEAST_GAIN:.2%} faster with it"
 
 
 def _values_text(values: Sequence[int]) -> str:
@@ -320,14 +320,14 @@ def meaning_of(words: str) -> tuple[str, str] | None:
     >>> meaning_of("step_time_s")[0]
     'step time'
     """
-    own = _meaning_of_one(words)
-    if own is not None or "+" not in words:
-        return own
+    single = _meaning_of_one(words)
+    if single is not None or "+" not in words:
+        return single
     parts = [_meaning_of_one(part) for part in words.split("+")]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+    explained = [part for part in parts if part is not None]
+    if len(explained) < len(parts):
         return None
-    return words.strip(), " ".join(f"{term}: {meaning}" for term, meaning in known)
+    return words.strip(), " ".join(f"{term}: {meaning}" for term, meaning in explained)
 
 
 def _meaning_of_one(words: str) -> tuple[str, str] | None:

@@ -68,13 +68,14 @@ def layout_view(
     return [*view, line(order, " ".join(mapping.order))]
 
 
-def more_blocks_text(more: MoreBlocksDoc, step_time_s: float) -> str:
+def more_blocks_text(blocks_doc: MoreBlocksDoc, step_time_s: float) -> str:
     """What equal parts in more blocks than needed bring: the step on as few, and on these."""
     blocks = ", ".join(
-        f"{count(n)} of {name} for {count(more.fewest[name])}" for name, n in more.used.items()
+        f"{count(n)} of {name} for {count(blocks_doc.fewest[name])}"
+        for name, n in blocks_doc.used.items()
     )
-    share = more.step_time_s_on_fewest / step_time_s - 1.0
-    on_fewest = f"{seconds(more.step_time_s_on_fewest)}, {100 * share:+.2g} %"
+    share = blocks_doc.step_time_s_on_fewest / step_time_s - 1.0
+    on_fewest = f"{seconds(blocks_doc.step_time_s_on_fewest)}, {100 * share:+.2g} %"
     return f"more blocks than needed ({blocks}), in equal parts: on the fewest the step takes {on_fewest}"
 
 
@@ -231,8 +232,8 @@ def _memory(predicted: Predicted, workload: Workload) -> View:
         words = _memory_parts(predicted, fullest)
         view.append(line(Words(f"stage {fullest} holds (GiB): ", "dim"), words))
     if predicted.host_memory_gib:
-        held = f"{predicted.host_memory_gib:.0f} GiB of what is offloaded"
-        view.append(line(f"the host of a node holds {held}"))
+        on_host = f"{predicted.host_memory_gib:.0f} GiB of what is offloaded"
+        view.append(line(f"the host of a node holds {on_host}"))
     over_gib = predicted.memory_gib[fullest] - limit_gib
     if over_gib > 0:
         words = f"stage {fullest} is {over_gib:.1f} GiB over the limit"
@@ -327,9 +328,9 @@ def headline(plan: AnyPlan) -> str:
     assert predicted is not None
     today, planned = rounded_seconds(baseline.step_time_s), rounded_seconds(predicted.step_time_s)
     if baseline.speed_up is None:
-        name, *others = baseline.unread
-        more = f" and {len(others)} more are" if others else " is"
-        return f"{planned} planned, not compared with today: {name}{more} not read"
+        name, *further = baseline.unread
+        verb = f" and {len(further)} more are" if further else " is"
+        return f"{planned} planned, not compared with today: {name}{verb} not read"
     speed_up = f"{baseline.speed_up:.2f} x"
     if baseline.tokens_per_step != plan.inputs.tokens_per_step:
         planned_rate = plan.inputs.tokens_per_step / predicted.step_time_s
@@ -418,8 +419,8 @@ def _costs(plan: AnyPlan, baseline: BaselineDoc) -> list[tuple[str, str]]:
     rows.append(("days", f"{days} ({planned.days - today.days:+,.1f})"))
     if today.dollars is not None and planned.dollars is not None:
         dollars = f"{count(today.dollars)} -> {count(planned.dollars)}"
-        more = f"{planned.dollars - today.dollars:+,.0f}"
-        rows.append(("dollars", f"{dollars} at {cost.gpu_hour_price:g} a GPU hour ({more})"))
+        difference = f"{planned.dollars - today.dollars:+,.0f}"
+        rows.append(("dollars", f"{dollars} at {cost.gpu_hour_price:g} a GPU hour ({difference})"))
     if today.kwh is not None and planned.kwh is not None:
         kwh = f"{count(today.kwh)} -> {count(planned.kwh)}"
         rows.append(("kWh", f"{kwh} ({planned.kwh - today.kwh:+,.0f}; GPUs alone)"))

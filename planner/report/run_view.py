@@ -154,8 +154,8 @@ def _feasibility(sums: Document) -> View:
     if not sums["out_of_memory"]:
         return []
     ran = f"{count(sums['ran_told_fit'])} of {count(sums['ran'])} runs that ran are told to fit"
-    told, all_rows = count(sums["out_of_memory_told"]), count(sums["out_of_memory"])
-    words = f"{told} of {all_rows} runs that ran out of memory are told not to"
+    foreseen, all_rows = count(sums["out_of_memory_told"]), count(sums["out_of_memory"])
+    words = f"{foreseen} of {all_rows} runs that ran out of memory are told not to"
     return [Heading("Fit or not"), line(ran), line(words)]
 
 
@@ -174,8 +174,8 @@ def _pairs(sums: Document, gains: Sequence[Document]) -> View:
         "predicted": Column("predicted", decimals(3)),
         "measured": Column("measured", decimals(3)),
     }
-    most = sorted(gains, key=lambda row: (-row["pairs"], row["knob"], row["device"]))[:MOST_ROWS]
-    shown: View = [table(most, columns)] if most else []
+    listed = sorted(gains, key=lambda row: (-row["pairs"], row["knob"], row["device"]))[:MOST_ROWS]
+    shown: View = [table(listed, columns)] if listed else []
     return [Heading("What choosing needs: ratios of times"), line(said), *shown]
 
 
@@ -287,7 +287,7 @@ def validation_svg(report: ValidationReport) -> str:
             "no row has both a measured and a predicted step, there is nothing to draw"
         )
     measured = [row.measured for row in report.rows if row.measured is not None]
-    missing = sum(known.step_time_s is not None for known in measured) - len(dots)
+    missing = sum(measurement.step_time_s is not None for measurement in measured) - len(dots)
     failed = f", {missing} failed" if missing else ""
     return scatter_svg(dots, f"Step time of {len(dots)} measured runs{failed}")
 

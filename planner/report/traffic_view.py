@@ -89,7 +89,8 @@ def traffic_view(document: Document) -> View:
     """
     if "parts" in document:
         views: list[View] = [
-            [Heading(f"On {part}"), *traffic_view(own)] for part, own in document["parts"].items()
+            [Heading(f"On {part}"), *traffic_view(of_part)]
+            for part, of_part in document["parts"].items()
         ]
         between = table(document["between"], _BETWEEN)
         blocks = [block for view in views for block in view]

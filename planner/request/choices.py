@@ -110,11 +110,11 @@ class Choice:
         """What a framework's record says of a value; None where it says nothing."""
         if not self.record:
             return None
-        own = getattr(framework, self.record)
-        if not isinstance(own, Mapping):
-            whole: Setting | None = own
-            return whole
-        setting: Setting | None = own.get(value) or own.get(self.entry)
+        values = getattr(framework, self.record)
+        if not isinstance(values, Mapping):
+            found_setting: Setting | None = values
+            return found_setting
+        setting: Setting | None = values.get(value) or values.get(self.entry)
         return setting
 
 

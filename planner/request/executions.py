@@ -364,9 +364,9 @@ def _pinned(
         return options
     value: object = pin == "on" if choice.words == SWITCH else pin
     if value == "deduplicated":
-        others = tuple(option for option in options if option not in ("alltoall", GATHERS))
-        if others:
-            return others
+        remaining = tuple(option for option in options if option not in ("alltoall", GATHERS))
+        if remaining:
+            return remaining
     if value in options:
         return (value,)
     words = tuple(choice.word(option) for option in options)
@@ -389,8 +389,8 @@ def parse_allow(texts: Iterable[str]) -> tuple[str, ...]:
     names = _parsed(texts, "allow", (*PERMISSIONS, "all"))
     if "all" not in names:
         return names
-    others = (name for name in names if name not in (*ALLOW, "all"))
-    return (*ALLOW, *others)
+    rest = (name for name in names if name not in (*ALLOW, "all"))
+    return (*ALLOW, *rest)
 
 
 def _parsed(texts: Iterable[str], option: str, allowed: tuple[str, ...]) -> tuple[str, ...]:

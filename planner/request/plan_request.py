@@ -151,9 +151,9 @@ class PlanInputs(ClosedDocument):
         """Plans written before dispatchers were chosen carried the one that was given."""
         if not isinstance(data, dict) or "moe_dispatch" not in data:
             return data
-        others = {name: value for name, value in data.items() if name != "moe_dispatch"}
+        rest = {name: value for name, value in data.items() if name != "moe_dispatch"}
         pins = {**(data.get("pins") or {}), "moe_dispatch": data["moe_dispatch"]}
-        return {**others, "pins": pins}
+        return {**rest, "pins": pins}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,9 +351,9 @@ class PlanRequest:
             return
         framework = framework_named(self.framework)
         if framework.hybrid_context is None:
-            others = [name for name in FRAMEWORK_NAMES if framework_named(name).hybrid_context]
+            able = [name for name in FRAMEWORK_NAMES if framework_named(name).hybrid_context]
             what = (
-                f"{framework.title} has no hybrid context parallelism; allowed: {', '.join(others)}"
+                f"{framework.title} has no hybrid context parallelism; allowed: {', '.join(able)}"
             )
             raise InputError(what, where="hybrid-cp")
         if self.adapters is not None or self.images is not None:
@@ -596,14 +596,14 @@ def check_model(model: ModelSpec, kind: str, loss: str | None) -> None:
     loss
         Any of `losses.LOSS_NAMES`; None for what the framework does.
     """
-    asked = STEP_KINDS[kind]
-    if model.mtp_layers and not asked.has_vocabulary_head:
+    step = STEP_KINDS[kind]
+    if model.mtp_layers and not step.has_vocabulary_head:
         what = f"is not priced for {model.name}, which predicts several tokens"
         raise InputError(what, where="kind", value=kind)
     if model.mtp_layers and in_chunks(loss) is not None:
         what = f"{model.name} has multi-token prediction, whose loss is not priced so"
         raise InputError(what, where="loss", value=loss)
-    if model.indexer is not None and asked.on_preferences:
+    if model.indexer is not None and step.on_preferences:
         what = f"{model.name} chooses the positions it attends to: only pretrain and sft are priced"
         raise InputError(what, where="kind", value=kind)
 
@@ -645,14 +645,14 @@ def check_loss(framework: str, kind: str, loss: str | None, reference: str | Non
     if loss is None:
         return
     _one_of("loss", loss, LOSS_NAMES)
-    asked = STEP_KINDS[kind]
+    step = STEP_KINDS[kind]
     if loss == ALL_LOGITS:
-        if not asked.has_vocabulary_head:
+        if not step.has_vocabulary_head:
             what = f"is of a head over the vocabulary, and {kind} has a score: leave it out"
             raise InputError(what, where="loss", value=loss)
         return
     _require_planned("loss", loss, framework, lambda record: record.losses)
-    if asked.on_preferences and loss != loss_of_trainer(framework, kind, reference):
+    if step.on_preferences and loss != loss_of_trainer(framework, kind, reference):
         what = f"is not what trainers of {kind} take with {framework}: leave it out"
         raise InputError(what, where="loss", value=loss)
 

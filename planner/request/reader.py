@@ -228,9 +228,9 @@ def check_options(options: Collection[str], *others: str) -> None:
         Further names that are allowed.
     """
     code = read_request.__code__
-    asked = [each.name for each in fields(PlanRequest) if each.name not in _MADE_HERE]
-    known = dict.fromkeys([*code.co_varnames[: code.co_kwonlyargcount], *asked, *others])
-    refuse_unknown(options, known, where="options of a plan")
+    of_request = [each.name for each in fields(PlanRequest) if each.name not in _MADE_HERE]
+    names = dict.fromkeys([*code.co_varnames[: code.co_kwonlyargcount], *of_request, *others])
+    refuse_unknown(options, names, where="options of a plan")
     for name in _WITHOUT_DEFAULT:
         if name not in options:
             raise InputError("is missing: give a whole number", where=name)
@@ -298,8 +298,8 @@ def _sequences(
 
     path = path_of(lengths, "lengths")
     packing = packing or "first-fit"
-    size, packed, others = read_packed(path, model, pack_size, packing, dealt_on)
-    return {"seq_len": size, "lengths": packed, "other_packings": others}
+    size, packed, other_packings = read_packed(path, model, pack_size, packing, dealt_on)
+    return {"seq_len": size, "lengths": packed, "other_packings": other_packings}
 
 
 def limited_to_nodes(cluster: ClusterSpec, nodes: str | Collection[str] | None) -> ClusterSpec:
@@ -351,11 +351,11 @@ def named_nodes(nodes: str | None, listed_gpus: Mapping[str, int]) -> list[str] 
         if not job or not listed_gpus:
             return None
         names = _expanded(job, "SLURM_JOB_NODELIST")
-        others = [name for name in names if name not in listed_gpus]
-        if others:
-            more = f" (nor {len(others) - 1} of its other nodes)" if others[1:] else ""
+        missing = [name for name in names if name not in listed_gpus]
+        if missing:
+            and_more = f" (nor {len(missing) - 1} of its other nodes)" if missing[1:] else ""
             raise InputError(
-                f"the cluster lists no node {shown(others[0])} of this Slurm job{more}: add it to the "
+                f"the cluster lists no node {shown(missing[0])} of this Slurm job{and_more}: add it to the "
                 "cluster's nodes, name nodes with --nodes, or unset this variable to plan on all of them",
                 where="SLURM_JOB_NODELIST",
                 value=job,

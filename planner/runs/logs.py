@@ -418,9 +418,9 @@ def _with_steps(log: LoggedRun, path: Path, names: Iterable[str]) -> LoggedRun:
     if log.seconds or log.rate:
         return log
     steps = [name for name, (what, _) in METRICS.items() if what in ("seconds", "rate")]
-    told = ", ".join(list(names)[:_MOST_NAMED])
+    listed = ", ".join(list(names)[:_MOST_NAMED])
     what = f"no metric of it tells the step: {', '.join(steps)} do"
-    raise InputError(what, where=path_text(path), value=told or "none")
+    raise InputError(what, where=path_text(path), value=listed or "none")
 
 
 # MLflow's file store: a file for each metric, with a line of time, value and step for each figure.

@@ -259,7 +259,7 @@ def places_of_run(run: Run) -> list[tuple[int, int]]:
     if run.ranks:
         return _in_default_order(run)
     places = allocated_places(run.workload.cluster, int(run.layout.gpus))
-    return [places[at] for at in nested_positions(run.layout, run.rank_order).tolist()]
+    return [places[position] for position in nested_positions(run.layout, run.rank_order).tolist()]
 
 
 def predicted_document(workload: Workload, prediction: RunPrediction, use: MappingUse) -> Predicted:

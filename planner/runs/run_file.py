@@ -115,8 +115,8 @@ def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     seven and a piece.
     """
     domain = cluster.nvlink_domain
-    whole = cluster.gpus != gpus or gpus <= domain or gpus % domain == 0
-    if whole or cluster.levels or cluster.nodes:
+    is_whole = cluster.gpus != gpus or gpus <= domain or gpus % domain == 0
+    if is_whole or cluster.levels or cluster.nodes:
         return cluster
     part = int(fabric_levels(cluster, gpus).blocks[0])
     return cluster.model_copy(update={"gpus": gpus // part * domain})
@@ -207,10 +207,10 @@ def _shard_groups(settings: SettingsDoc, dp: int) -> int:
         "shard_group": settings.shard_group,
         "shard_groups": settings.shard_groups,
     }
-    given = {name: number for name, number in stated.items() if number is not None}
-    if len(given) > 1:
+    said = {name: number for name, number in stated.items() if number is not None}
+    if len(said) > 1:
         raise InputError("run.shard_groups: run.shard_group says the same; give one of them")
-    for name, number in given.items():
+    for name, number in said.items():
         if replicas % number:
             raise InputError(
                 f"run.{name}: {number} does not divide the dp {dp} * cp {settings.cp} = "
@@ -596,7 +596,7 @@ def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
     recipe = settings.recipe
     fields = {choice.name: choice.run_file or choice.name for choice in (*OF_EXECUTION, *NUMERICS)}
     said = {
-        name: getattr(settings, own, None) for name, own in fields.items() if name != "compiled"
+        name: getattr(settings, field, None) for name, field in fields.items() if name != "compiled"
     }
     overlaps = {f"{axis}_overlap": on for axis, on in settings.overlap.model_dump().items()}
     return (
@@ -760,8 +760,8 @@ def _readable_part(
         if str(key) not in names
         and not difflib.get_close_matches(str(key), names, n=1, cutoff=SLIP)
     ]
-    kept = {key: value for key, value in section.items() if key not in dropped}
-    return kept, [f"{place}{shown(key)}" for key in dropped]
+    readable = {key: value for key, value in section.items() if key not in dropped}
+    return readable, [f"{place}{shown(key)}" for key in dropped]
 
 
 def _model(doc: RunDoc, base: Path | None) -> ModelSpec:

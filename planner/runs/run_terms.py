@@ -612,9 +612,9 @@ def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") ->
     """
     if len(modules) == 1 and modules[0] in OFFLOADED_INPUTS:
         return modules[0]
-    known = (*OFFLOADED_INPUTS, *_OFFLOADED)
+    names = (*OFFLOADED_INPUTS, *_OFFLOADED)
     what = "is not a module whose offloading has a price"
-    refuse_unknown(modules, known, where=where, what=what)
+    refuse_unknown(modules, names, where=where, what=what)
     if set(modules) & {*OFFLOADED_INPUTS}:
         raise InputError("goes alone", where=where, value="+".join(modules))
     name = "+".join(module for module in _OFFLOADED if module in modules) or "none"

@@ -467,15 +467,15 @@ def score(rows: Iterable[Run | UnreadRow], predict: Predict) -> ValidationReport
 def _scored(row: Run | UnreadRow, predict: Predict) -> ScoredRow:
     if isinstance(row, UnreadRow):
         return ScoredRow(id=row.id, run=None, measured=row.measured, failed=row.reason)
-    known = ScoredRow(id=row.id, run=row, measured=row.measured)
+    unpriced = ScoredRow(id=row.id, run=row, measured=row.measured)
     try:
         predicted = predict(row)
     except (ValueError, ArithmeticError) as error:
-        return replace(known, failed=str(error) or type(error).__name__)
+        return replace(unpriced, failed=str(error) or type(error).__name__)
     for value in (predicted.step_time_s, predicted.memory_gib):
         if value is not None and not (math.isfinite(value) and value > 0):
-            return replace(known, failed=f"not a prediction: {predicted}")
-    return replace(known, predicted=predicted)
+            return replace(unpriced, failed=f"not a prediction: {predicted}")
+    return replace(unpriced, predicted=predicted)
 
 
 def _error_pct(predicted: float | None, measured: float | None) -> float | None:
@@ -516,13 +516,13 @@ def _sums(rows: Iterable[tuple[float | None, bool]]) -> ErrorSummary:
 def feasibility(rows: Sequence[ScoredRow]) -> Feasibility:
     """Of the rows that say whether they ran, how many are told right. A failed row is told wrong."""
     fits = [(row.measured, _told_fit(row)) for row in rows if row.measured is not None]
-    out_of_memory = [told for measured, told in fits if measured.out_of_memory]
-    ran = [told for measured, told in fits if not measured.out_of_memory]
+    out_of_memory = [foreseen for measured, foreseen in fits if measured.out_of_memory]
+    ran = [foreseen for measured, foreseen in fits if not measured.out_of_memory]
     return Feasibility(
         ran=len(ran),
-        ran_told_fit=sum(told is True for told in ran),
+        ran_told_fit=sum(foreseen is True for foreseen in ran),
         out_of_memory=len(out_of_memory),
-        out_of_memory_told=sum(told is False for told in out_of_memory),
+        out_of_memory_told=sum(foreseen is False for foreseen in out_of_memory),
     )
 
 
@@ -573,11 +573,11 @@ def _alternatives(rows: Sequence[tuple[Run, float, float | None]]) -> list[_Alte
         work = row[0].workload
         settings = settings_of(row[0]) | {"framework": work.framework}
         alike[(work.precision, *settings.values())].append(row)
-    found = []
+    alternatives = []
     for group in alike.values():
         runs, measured, predicted = zip(*group, strict=True)
         priced = [predicted_s for predicted_s in predicted if predicted_s is not None]
-        found.append(
+        alternatives.append(
             _Alternative(
                 run=runs[0],
                 rows=len(group),
@@ -585,7 +585,7 @@ def _alternatives(rows: Sequence[tuple[Run, float, float | None]]) -> list[_Alte
                 predicted_s=float(np.mean(priced)) if priced else None,
             )
         )
-    return found
+    return alternatives
 
 
 def _regret(group: Sequence[_Alternative]) -> RegretGroup:

@@ -462,16 +462,16 @@ def robust_optimum(errors: Floats, slopes: Floats, x: Floats, low: Floats, high:
     -------
     array of float, shape [n]
     """
-    at = x
+    x_now = x
     offset = errors - slopes @ x
     for _ in range(_MOST_REWEIGHTS):
-        weights = 1.0 / np.sqrt(1.0 + (offset + slopes @ at) ** 2)
+        weights = 1.0 / np.sqrt(1.0 + (offset + slopes @ x_now) ** 2)
         weighted = slopes.T * weights
         curvature = weighted @ slopes + np.eye(len(x))
-        before, at = at, box_optimum(curvature, -weighted @ offset, at, low, high)
-        if np.max(np.abs(at - before), initial=0.0) < _CLOSE:
+        before, x_now = x_now, box_optimum(curvature, -weighted @ offset, x_now, low, high)
+        if np.max(np.abs(x_now - before), initial=0.0) < _CLOSE:
             break
-    return at
+    return x_now
 
 
 def box_optimum(

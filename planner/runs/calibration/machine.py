@@ -371,10 +371,10 @@ def measured_points(
     points: list[MeasuredPoint] = []
     waiting = list(classes.values())
     while waiting:
-        for own in waiting:
+        for kind in waiting:
             share_s = (alone_end - time.monotonic()) / len(waiting)
-            points += own.timed_next(timer, alone, share_s, say)
-        waiting = [own for own in waiting if own.waiting]
+            points += kind.timed_next(timer, alone, share_s, say)
+        waiting = [kind for kind in waiting if kind.waiting]
     if together:
         say("timing collectives")
         timings = timer.collectives(together, max(end - time.monotonic(), 1.0))
@@ -383,7 +383,7 @@ def measured_points(
             for case, timing in zip(together, timings, strict=True)
             if timing is not None
         ]
-    of_classes = (own.remark() for own in classes.values())
+    of_classes = (kind.remark() for kind in classes.values())
     return points[:MOST_POINTS], [*filter(None, of_classes), *_untimed(together, points)]
 
 
@@ -599,26 +599,30 @@ def fitted_machine(points: Sequence[MeasuredPoint], alone: AloneTimes) -> Fitted
         now = off(z)
         return np.stack([(off(z + step) - now) / _STEP for step in _STEP * np.eye(len(z))], axis=1)
 
-    most = np.full(len(names), math.log(MOST))
+    largest = np.full(len(names), math.log(MOST))
     guesses = _first_guesses(points)
-    z = np.clip([guesses[name] for name in names], -most, most)
+    z = np.clip([guesses[name] for name in names], -largest, largest)
     noise = np.full(len(points), _NOISE)
     fitted = Fitted(z, off(z), slopes(z))
     for _ in range(2):
         errors, along = _scaled(off, noise), _scaled(slopes, noise[:, None])
-        fitted = fit(Goal(errors=errors, slopes=along, low=-most, high=most), fitted.x)
-        left = fitted.errors * noise
-        for own in _classes(points):
+        fitted = fit(Goal(errors=errors, slopes=along, low=-largest, high=largest), fitted.x)
+        residuals = fitted.errors * noise
+        for members in _classes(points):
             # The median size of a normal error is 0.67 of its spread.
-            scatter = float(np.median(np.abs(left[own] - np.median(left[own])))) / 0.67
-            noise[own] = min(max(_LEAST_NOISE, scatter), _MOST_NOISE)
+            scatter = (
+                float(np.median(np.abs(residuals[members] - np.median(residuals[members])))) / 0.67
+            )
+            noise[members] = min(max(_LEAST_NOISE, scatter), _MOST_NOISE)
     touched = np.abs(slopes(fitted.x)) > _TOUCHED
-    told = [number for number, column in enumerate(touched.T) if column.any()]
+    touched_columns = [number for number, column in enumerate(touched.T) if column.any()]
     return FittedMachine(
-        names=tuple(names[number] for number in told),
-        logs=fitted.x[told],
-        covariance=fitted.covariance()[np.ix_(told, told)],
-        rests=tuple(tuple(np.flatnonzero(touched[:, number]).tolist()) for number in told),
+        names=tuple(names[number] for number in touched_columns),
+        logs=fitted.x[touched_columns],
+        covariance=fitted.covariance()[np.ix_(touched_columns, touched_columns)],
+        rests=tuple(
+            tuple(np.flatnonzero(touched[:, number]).tolist()) for number in touched_columns
+        ),
     )
 
 
@@ -635,7 +639,7 @@ def _first_guesses(points: Sequence[MeasuredPoint]) -> dict[str, float]:
     for point in points:
         narrow = " narrow" if point.precision == "fp8" else ""
         logs.setdefault(point.kind + narrow, []).append(math.log(point.usual_s / point.seconds))
-    rates = {kind: float(np.median(own)) for kind, own in logs.items()}
+    rates = {kind: float(np.median(of_kind)) for kind, of_kind in logs.items()}
     gemm, ring = rates.get("gemm", 0.0), rates.get("all-reduce", 0.0)
     return {
         "gemm": gemm,
@@ -651,8 +655,8 @@ def _first_guesses(points: Sequence[MeasuredPoint]) -> dict[str, float]:
 
 
 def _scaled(of: Callable[[Floats], Floats], noise: Floats) -> Callable[[Floats], Floats]:
-    kept = noise.copy()
-    return lambda x: of(x) / kept
+    scaled = noise.copy()
+    return lambda x: of(x) / scaled
 
 
 def _case(point: MeasuredPoint) -> Case:
@@ -663,14 +667,14 @@ def _case(point: MeasuredPoint) -> Case:
 def _covariance(fitted: FittedMachine) -> Floats:
     """Of the coordinates, with what a step may lie from operations alone; of the rest their priors."""
     covariance = np.eye(len(NAMES))
-    told = [NAMES.index(name) for name in fitted.names]
+    places = [NAMES.index(name) for name in fitted.names]
     spreads = np.array([PRIORS[name].spread for name in fitted.names])
     of_steps = np.diag([OF_STEPS[name] ** 2 for name in fitted.names])
-    own = (fitted.covariance + of_steps) / np.outer(spreads, spreads)
+    joint = (fitted.covariance + of_steps) / np.outer(spreads, spreads)
     # No wider than before anything was measured.
-    least = np.minimum(1.0, 1.0 / np.sqrt(np.diag(own)))
-    own = own * np.outer(least, least)
-    covariance[np.ix_(told, told)] = (own + own.T) / 2.0
+    shrunk = np.minimum(1.0, 1.0 / np.sqrt(np.diag(joint)))
+    joint = joint * np.outer(shrunk, shrunk)
+    covariance[np.ix_(places, places)] = (joint + joint.T) / 2.0
     return covariance
 
 
@@ -778,7 +782,7 @@ def machine_report(
     }
     calibration = Calibration.model_validate({**dict(draft), **update})
     rests = zip(fitted.names, fitted.rests, strict=True)
-    moved = [_moved(factor, own, calibration, workload) for factor, own in rests]
+    moved = [_moved(factor, members, calibration, workload) for factor, members in rests]
     at_the_edge = np.abs(fitted.logs) > 0.99 * math.log(MOST)
     far = [factor for factor, edge in zip(fitted.names, at_the_edge, strict=True) if edge]
     if far:

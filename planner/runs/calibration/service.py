@@ -354,8 +354,8 @@ def suggestions(
     if not evidence.steps:
         return ()
     model = max(evidence.steps, key=lambda run: run.workload.gpus)
-    known = {_key(run) for run in evidence.steps}
-    varied = [run for run in _varied(model, calibration) if _key(run) not in known]
+    measured_keys = {_key(run) for run in evidence.steps}
+    varied = [run for run in _varied(model, calibration) if _key(run) not in measured_keys]
     spaced = np.linspace(0, len(varied) - 1, min(len(varied), MOST_CANDIDATES))
     chosen = list(_that_fit([varied[round(position)] for position in spaced]))
     if not chosen:
@@ -374,7 +374,7 @@ def suggestions(
 
 def _suggestion(run: Run, index: int, joint: Floats, seconds: float, noise: float) -> Suggestion:
     variances = np.diag(joint)
-    left = variances - joint[:, index] ** 2 / (noise**2 + variances[index])
+    remaining = variances - joint[:, index] ** 2 / (noise**2 + variances[index])
     layout = {name: int(getattr(run.layout, name)) for name in _SETTINGS[:-1]}
     recomputed = bool(int(run.layout.recompute) & Recompute.FULL)
     return Suggestion(
@@ -382,7 +382,7 @@ def _suggestion(run: Run, index: int, joint: Floats, seconds: float, noise: floa
         step_time_s=float(seconds),
         spread_pct=100.0 * math.sqrt(variances[index]),
         spread_before_pct=100.0 * float(np.sqrt(variances).mean()),
-        spread_after_pct=100.0 * float(np.sqrt(np.maximum(left, 0.0)).mean()),
+        spread_after_pct=100.0 * float(np.sqrt(np.maximum(remaining, 0.0)).mean()),
     )
 
 
@@ -504,12 +504,12 @@ def calibrate_runs(
             f"needs 1 to {MOST_RUNS} runs with `measured`, got {len(measured)} of {len(runs)}"
         )
     device = _one_device(measured)
-    words, measured, others = _by_framework(measured, like, name)
+    words, measured, by_words = _by_framework(measured, like, name)
     notes = []
-    for other, own in others.items():
-        marks = _of_device(calibrate_runs(own, suggest=False).calibration, other)
+    for name_of_others, own_runs in by_words.items():
+        marks = _of_device(calibrate_runs(own_runs, suggest=False).calibration, name_of_others)
         benchmarks = (*benchmarks, *marks)
-        notes.append(f"runs of {other} ({len(own)}) tell of device and network alone")
+        notes.append(f"runs of {name_of_others} ({len(own_runs)}) tell of device and network alone")
     # The software profile that was asked for, or that the runs name; None where it is not known.
     stack = stack_in_words(like or words)
     if stack is None and like is not None:
@@ -548,14 +548,14 @@ def _by_framework(
     named: dict[str, list[Run]] = {}
     for run in runs:
         named.setdefault(run.framework_words, []).append(run)
-    asked = [words for words in (like, name) if words is not None]
-    profiles = {words: stack_in_words(words) for words in (*named, *asked)}
+    wanted = [words for words in (like, name) if words is not None]
+    profiles = {words: stack_in_words(words) for words in (*named, *wanted)}
 
     def rank(words: str) -> tuple[bool, int, str]:
         profile = profiles[words]
         is_asked = any(
             words == other or (profile is not None and profile == profiles[other])
-            for other in asked
+            for other in wanted
         )
         return not is_asked, -len(named[words]), words
 
@@ -614,11 +614,13 @@ def draft_stack(name: str, framework: str, device: str) -> Calibration:
 
 def _nearest(runs: Sequence[Run], words: str, device: str) -> str:
     """The reader's own software profile, or the one whose linearised fit is clearly better than its."""
-    some = [runs[round(i)] for i in np.linspace(0, len(runs) - 1, min(len(runs), _MOST_TO_COMPARE))]
+    sample = [
+        runs[round(i)] for i in np.linspace(0, len(runs) - 1, min(len(runs), _MOST_TO_COMPARE))
+    ]
     zero = np.zeros(len(NAMES))
     values = {}
     for framework in STACK_NAMES:
-        goal = Evidence(some, draft_stack(words, framework, device)).goal()
+        goal = Evidence(sample, draft_stack(words, framework, device)).goal()
         errors, slopes = goal.errors(zero), goal.slopes(zero)
         x = robust_optimum(errors, slopes, zero, goal.low, goal.high)
         values[framework] = goal.value(errors + slopes @ x, x)
@@ -686,12 +688,12 @@ def _percent(log_error: float) -> float:
 def _left_out(fitted: Fitted) -> Floats:
     """Errors of every row by a fit without it, along the slopes of the fit with all."""
     low, high = lowest_coordinates(), np.full(len(NAMES), 3.0)
-    out = np.empty_like(fitted.errors)
-    for row in range(len(out)):
-        others = np.arange(len(out)) != row
-        x = robust_optimum(fitted.errors[others], fitted.slopes[others], fitted.x, low, high)
-        out[row] = fitted.errors[row] + fitted.slopes[row] @ (x - fitted.x)
-    return out
+    errors = np.empty_like(fitted.errors)
+    for row in range(len(errors)):
+        rest = np.arange(len(errors)) != row
+        x = robust_optimum(fitted.errors[rest], fitted.slopes[rest], fitted.x, low, high)
+        errors[row] = fitted.errors[row] + fitted.slopes[row] @ (x - fitted.x)
+    return errors
 
 
 def _finished(evidence: Evidence, fitted: Fitted, rows: Sequence[RowErrors]) -> Calibration:

@@ -207,15 +207,15 @@ class TorchTimer:
     def _gemm(self, case: Case) -> Callable[[], object]:
         torch = self._torch
         m, n, k = case.sizes
-        left = self._random(m, k, precision=case.precision)
+        a = self._random(m, k, precision=case.precision)
         right = self._random(n, k, precision=case.precision)
         if case.precision != "fp8":
-            return lambda: left @ right.t()
+            return lambda: a @ right.t()
         if not self.on_gpu or torch.cuda.get_device_capability(self._device) < _CAPABILITY_OF_FP8:
             raise NotImplementedError
         one = torch.ones((), device=self._device)
         return lambda: torch._scaled_mm(
-            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+            a, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
     def _grouped_gemm(self, case: Case) -> Callable[[], object]:
@@ -223,11 +223,11 @@ class TorchTimer:
         m, n, k, groups = case.sizes
         right = self._random(groups, n, k, precision=case.precision).transpose(1, 2)
         if self.on_gpu and hasattr(torch, "_grouped_mm"):
-            left = self._random(groups * m, k, precision=case.precision)
+            a = self._random(groups * m, k, precision=case.precision)
             ends = torch.arange(m, groups * m + 1, m, device=self._device, dtype=torch.int32)
             try:
-                torch._grouped_mm(left, right, offs=ends)
-                return lambda: torch._grouped_mm(left, right, offs=ends)
+                torch._grouped_mm(a, right, offs=ends)
+                return lambda: torch._grouped_mm(a, right, offs=ends)
             except RuntimeError:
                 pass
         batched = self._random(groups, m, k, precision=case.precision)
@@ -271,11 +271,11 @@ class TorchTimer:
             with chosen:
                 return attend(*tensors, is_causal=True)
 
-        out = forward()
+        output = forward()
         if not backward:
             return forward
-        gradient = torch.randn_like(out)
-        return lambda: torch.autograd.grad(out, tensors, gradient, retain_graph=True)
+        gradient = torch.randn_like(output)
+        return lambda: torch.autograd.grad(output, tensors, gradient, retain_graph=True)
 
     def _copy(self, case: Case) -> Callable[[], object]:
         torch = self._torch
@@ -357,13 +357,13 @@ class TorchTimer:
         if group is None or dist.get_rank() >= ranks:
             return None
         elements = max(size_bytes // 2 // ranks, 1) * ranks
-        whole = torch.ones(elements, device=self._device, dtype=torch.bfloat16)
+        buffer = torch.ones(elements, device=self._device, dtype=torch.bfloat16)
         part = torch.ones(elements // ranks, device=self._device, dtype=torch.bfloat16)
-        sent = torch.ones_like(whole)
+        sent = torch.ones_like(buffer)
         works: Mapping[str, Callable[[], object]] = {
-            "all-reduce": lambda: dist.all_reduce(whole, group=group),
-            "all-gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
-            "all-to-all": lambda: dist.all_to_all_single(whole, sent, group=group),
+            "all-reduce": lambda: dist.all_reduce(buffer, group=group),
+            "all-gather": lambda: dist.all_gather_into_tensor(buffer, part, group=group),
+            "all-to-all": lambda: dist.all_to_all_single(buffer, sent, group=group),
         }
         work = works[case.kind]
         try:
@@ -412,8 +412,8 @@ def devices_like(name: str, memory_gib: float, processors: int) -> list[str]:
         alike = spec.sms == processors and off <= _SAME_MEMORY and not other_form
         if alike and product <= set(words):
             near[device] = off
-    least = min(near.values(), default=0.0)
-    return [device for device, off in near.items() if off <= least + 1e-9]
+    nearest = min(near.values(), default=0.0)
+    return [device for device, off in near.items() if off <= nearest + 1e-9]
 
 
 def _bytes_of(case: Case) -> float:
@@ -524,10 +524,12 @@ def collectives_of_processes(
         folder = Path(place)
         (folder / _CASES).write_text(json.dumps(question), encoding="utf-8")
         for rank in range(ranks):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
             command = [sys.executable, "-m", __name__, place]
             quiet = subprocess.DEVNULL
-            started = subprocess.Popen(command, env=os.environ | own, stdout=quiet, stderr=quiet)
+            started = subprocess.Popen(
+                command, env=os.environ | variables, stdout=quiet, stderr=quiet
+            )
             processes.append(started)
         try:
             processes[0].wait(timeout=limit_s)

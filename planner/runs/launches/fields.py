@@ -82,10 +82,10 @@ def joined_sums(words: list[str]) -> list[str]:
 
 def script_value(text: str, line: CommandLine, depth: int = 0) -> Any:
     """A value as YAML would have it; a sum of numbers and of the script's variables is worked out."""
-    whole = _SUM.fullmatch(text)
-    if whole is None or depth >= _DEEPEST:
+    sum_match = _SUM.fullmatch(text)
+    if sum_match is None or depth >= _DEEPEST:
         return scalar(text)
-    terms = whole["expr"] or whole["shell"] or ""
+    terms = sum_match["expr"] or sum_match["shell"] or ""
 
     def number(name: re.Match[str]) -> str:
         return str(script_value(line.variable(name[1]) or "?", line, depth + 1))
@@ -277,14 +277,14 @@ class NestedFields:
 
 
 def nested_fields(document: Mapping[str, Any], place: str = "", depth: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in document.items():
         name = f"{place}.{key}" if place else str(key)
         if isinstance(value, dict) and value and depth < _DEEPEST_SECTION:
-            found |= nested_fields(value, name, depth + 1)
+            leaves |= nested_fields(value, name, depth + 1)
         else:
-            found[name] = value
-    return found
+            leaves[name] = value
+    return leaves
 
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -293,19 +293,19 @@ _PRODUCT = re.compile(r"\$\{mul: *(\d{1,12}), *(\d{1,12})\}")
 
 def with_references(values: dict[str, Any]) -> dict[str, Any]:
     """Values with what `${a.b}` and `${mul:2, 3}` stand for, as OmegaConf and NeMo-RL resolve them."""
-    found = dict(values)
+    resolved = dict(values)
     for _ in range(_DEEPEST_SECTION):
-        texts = {n: v for n, v in found.items() if isinstance(v, str) and "${" in v}
+        texts = {n: v for n, v in resolved.items() if isinstance(v, str) and "${" in v}
         if not texts:
             break
-        found |= {name: _resolved(text, found) for name, text in texts.items()}
-    return found
+        resolved |= {name: _resolved(text, resolved) for name, text in texts.items()}
+    return resolved
 
 
 def _resolved(text: str, values: Mapping[str, Any]) -> Any:
-    whole = _REFERENCE.fullmatch(text)
-    if whole is not None:
-        return values.get(whole[1])
+    reference = _REFERENCE.fullmatch(text)
+    if reference is not None:
+        return values.get(reference[1])
     product = _PRODUCT.fullmatch(text)
     if product is not None:
         return int(product[1]) * int(product[2])

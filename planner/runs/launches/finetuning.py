@@ -102,9 +102,9 @@ def sharded(document: dict[str, Any], kind: str, path: Path, batch: tuple[int, i
     """
     named = document.get(DEEPSPEED_FILE)
     if named is not None:
-        known = {MICRO_BATCH: batch[0], STEPS: batch[1]}
-        found = file_beside(named, path, DEEPSPEED_FILE)
-        return trainers_deepspeed(found, known, str(found))
+        of_trainer = {MICRO_BATCH: batch[0], STEPS: batch[1]}
+        file = file_beside(named, path, DEEPSPEED_FILE)
+        return trainers_deepspeed(file, of_trainer, str(file))
     # Transformers heeds the section only where `fsdp` is on (training_args.py, _process_fsdp_args).
     if document.get(_FSDP) or (kind == _AXOLOTL and document.get(_FSDP_SECTION)):
         return fully_sharded(document, kind, str(path))
@@ -387,15 +387,15 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     if shard_group > 0:
         settings["shard_group"] = shard_group
     settings |= _offloaded(zero, settings["zero_stage"], where)
-    own = section_of(document, "optimizer", where).get("type")
-    optimizer = OWN_OPTIMIZERS.get(str(own).lower(), "adam")
+    kind = section_of(document, "optimizer", where).get("type")
+    optimizer = OWN_OPTIMIZERS.get(str(kind).lower(), "adam")
     if optimizer != "adam":
         settings["optimizer"] = optimizer
     if section_of(document, "fp16", where).get("enabled") is True:
         settings["precision"] = "fp16"
     settings |= _checkpoints(section_of(document, "activation_checkpointing", where))
     unread = _unread(document, zero, where)
-    if own is not None and str(own).lower() not in OWN_OPTIMIZERS:
+    if kind is not None and str(kind).lower() not in OWN_OPTIMIZERS:
         unread.append(OPTIMIZER_TYPE)
     if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
         unread.append(f"zero_optimization.{BUCKET}")
@@ -531,8 +531,8 @@ def trainers_deepspeed(
     zero = section_of(filled, "zero_optimization", where)
     filled["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
     # The Trainer's checkpoints are torch's own, which ask nothing of DeepSpeed's section.
-    own = section_of(filled, "activation_checkpointing", where)
-    filled["activation_checkpointing"] = {k: own[k] for k in own if k != _ON_HOST}
+    checkpoints = section_of(filled, "activation_checkpointing", where)
+    filled["activation_checkpointing"] = {k: checkpoints[k] for k in checkpoints if k != _ON_HOST}
     return from_deepspeed(filled, where)
 
 
@@ -582,17 +582,19 @@ def adapted_modules(said: object) -> tuple[tuple[str, ...], bool]:
     if isinstance(said, str) and not re.fullmatch(r"[\w.-]+", said):
         spread = _CHOICE.sub(lambda names: " ".join(f"{n}_proj" for n in names[1].split("|")), said)
         words = dict.fromkeys(_MODULE.findall(spread))
-        known = tuple(word for word in words if word in TARGETS)
-        return known, bool(known) and len(known) == len(words) and _SOME.search(said) is None
+        matrices_said = tuple(word for word in words if word in TARGETS)
+        return matrices_said, bool(matrices_said) and len(matrices_said) == len(
+            words
+        ) and _SOME.search(said) is None
     names = [str(name) for name in said] if isinstance(said, list) else [str(said)]
-    found: dict[str, None] = {}
+    adapted: dict[str, None] = {}
     understood = True
     for name in names:
         before, _, last = name.rpartition(".")
         matrices = (last,) if last in TARGETS else _OTHER_NAMES.get(last, ())
         understood = understood and bool(matrices) and before.rpartition(".")[2] in _INSIDE
-        found |= dict.fromkeys(matrices if before.rpartition(".")[2] in _INSIDE else ())
-    return tuple(found), understood
+        adapted |= dict.fromkeys(matrices if before.rpartition(".")[2] in _INSIDE else ())
+    return tuple(adapted), understood
 
 
 def adapter_targets(

@@ -229,7 +229,7 @@ def with_notes(run: LaunchRun, text: str) -> LaunchRun:
     notes = re.findall(r"^# Note: (.+)$", text, re.MULTILINE)
     noted: dict[str, Any] = {}
     for name, pattern in _NOTES.items():
-        word = next((found[1] for note in notes if (found := pattern.search(note))), "")
+        word = next((match[1] for note in notes if (match := pattern.search(note))), "")
         value = _NOTED_AS[name].get(word) if name in _NOTED_AS else word
         if value:
             noted[name] = int(value) if value.isdigit() else value
@@ -238,7 +238,7 @@ def with_notes(run: LaunchRun, text: str) -> LaunchRun:
     noted = {name: value for name, value in noted.items() if name not in run.settings}
     if not noted:
         return run
-    told = ", ".join(f"{name} {value}" for name, value in noted.items())
+    words = ", ".join(f"{name} {value}" for name, value in noted.items())
     local_batch = run.local_batch
     if local_batch is None and run.micro_batches is not None and "micro_batch" in noted:
         local_batch = run.micro_batches * noted["micro_batch"]
@@ -248,7 +248,7 @@ def with_notes(run: LaunchRun, text: str) -> LaunchRun:
         settings=run.settings | noted,
         local_batch=local_batch,
         images=ImageFields(frozen=is_frozen),
-        remarks=(*run.remarks, f"of the training script, its notes say: {told}"),
+        remarks=(*run.remarks, f"of the training script, its notes say: {words}"),
     )
 
 
@@ -348,10 +348,14 @@ def _obstacle(cluster: ClusterSpec, launch: LaunchRun, gpus: int) -> str | None:
         is_whole = fits and len(launch.places) == gpus
         return None if is_whole else f"{RANKFILE} has other ranks or GPUs than the launch's {gpus}"
     free = [nodes[name].free_gpus for name in launch.hosts]
-    held = [cluster.gpus_per_node if count is None else count for count in free]
-    if sum(held) < gpus:
-        return f"{HOSTFILE} has {len(held)} hosts, too few for {gpus} ranks"
-    in_turn = sum(held) == gpus and len(set(held)) == 1 and len(set(launch.hosts)) == len(held)
+    gpus_of_hosts = [cluster.gpus_per_node if count is None else count for count in free]
+    if sum(gpus_of_hosts) < gpus:
+        return f"{HOSTFILE} has {len(gpus_of_hosts)} hosts, too few for {gpus} ranks"
+    in_turn = (
+        sum(gpus_of_hosts) == gpus
+        and len(set(gpus_of_hosts)) == 1
+        and len(set(launch.hosts)) == len(gpus_of_hosts)
+    )
     return None if in_turn else f"{HOSTFILE} has other hosts than {gpus} ranks fill in turn"
 
 

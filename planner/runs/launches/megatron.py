@@ -123,9 +123,9 @@ def names_sizes(said: Said) -> bool:
     With `--use-checkpoint-args` the checkpoint's sizes win (megatron/training/checkpointing.py,
     load_args_from_checkpoint).
     """
-    told = {word for word in (*_SIZES, "hybrid_pattern") if said.has(word)}
-    needed = {"hidden", "heads", "hybrid_pattern" if "hybrid_pattern" in told else "layers"}
-    return needed <= told and not said.line.has(_FROM_CHECKPOINT)
+    named = {word for word in (*_SIZES, "hybrid_pattern") if said.has(word)}
+    needed = {"hidden", "heads", "hybrid_pattern" if "hybrid_pattern" in named else "layers"}
+    return needed <= named and not said.line.has(_FROM_CHECKPOINT)
 
 
 def leave_model_flags(said: Said) -> None:
@@ -136,12 +136,12 @@ def leave_model_flags(said: Said) -> None:
     line = said.line
     for word in _SIZES:
         said.get(word, 0)
-    told = CommandLine(
+    sized = CommandLine(
         [*line.words, *(part for word in _SIZES for part in (said.flag(word), "1"))], line.where
     )
     with suppress(InputError):
-        megatron_model(told)
-    line.read_like(told)
+        megatron_model(sized)
+    line.read_like(sized)
 
 
 def hybrid_pattern(said: Said) -> str | None:
@@ -267,10 +267,10 @@ def _shared_indexers(said: Said, layers: int) -> dict[str, Any]:
     """Which layers have an indexer of their own (megatron/core/transformer/experimental_attention_variant/
     dsa.py, is_dsa_skip_topk_layer)."""
     every, first = max(said["indexer_every"], 1), max(said["indexer_first"], 1)
-    own = [max(number - first, 0) % every == 0 for number in range(1, layers + 1)]
-    if said["attention_variant"] != SPARSE or all(own):
+    has_indexer = [max(number - first, 0) % every == 0 for number in range(1, layers + 1)]
+    if said["attention_variant"] != SPARSE or all(has_indexer):
         return {}
-    return {"attention_order": "".join(FULL if each else FULL.lower() for each in own)}
+    return {"attention_order": "".join(FULL if each else FULL.lower() for each in has_indexer)}
 
 
 def _moe(said: Said, layers: int, ffn: int, *, biases: bool) -> dict[str, Any]:
@@ -348,13 +348,15 @@ def _linear_attention(said: Said, layers: int) -> dict[str, Any]:
     return {"linear_attention": sizes, **order}
 
 
-def _attention_order(said: Said, word: str, text: str, layers: int, other: str) -> dict[str, Any]:
+def _attention_order(
+    said: Said, word: str, text: str, layers: int, narrow_kind: str
+) -> dict[str, Any]:
     """Which layers attend in full, of a list with a 1 for each of the others."""
     pattern = _layer_pattern(text, layers)
     if not pattern:
         what = "a number, or a list of 0 and 1 such as ([0]*7+[1]*21) with one for each layer, can be read"
         raise said.error(word, what, text)
-    return order_fields([not digit for digit in pattern], other)
+    return order_fields([not digit for digit in pattern], narrow_kind)
 
 
 def _window(said: Said, layers: int) -> dict[str, Any]:
@@ -487,18 +489,18 @@ def _loss_and_ends(said: Said, settings: dict[str, Any], *, of_recipe: bool) -> 
     """
     loss = said.line.text("--cross-entropy-fusion-impl")
     fused, overlaps_ends = said["loss_fusion"], said["overlaps_ends"]
-    found: dict[str, Any] = {}
+    settings_found: dict[str, Any] = {}
     if fused or not of_recipe:
-        found["stepwise_loss"] = not fused
+        settings_found["stepwise_loss"] = not fused
     if not said["rope_fusion"]:
-        found["stepwise_rotary"] = True
+        settings_found["stepwise_rotary"] = True
     if not said["bias_swiglu_fusion"]:
-        found["stepwise_activation"] = True
+        settings_found["stepwise_activation"] = True
     if fused and loss is not None:
-        found["fused_loss"] = loss == "te"
+        settings_found["fused_loss"] = loss == "te"
     if settings.get("vpp", 1) > 1 and (overlaps_ends or not of_recipe):
-        found["fill_exposed"] = not overlaps_ends
-    return found
+        settings_found["fill_exposed"] = not overlaps_ends
+    return settings_found
 
 
 def _dealing(said: Said, settings: dict[str, Any]) -> tuple[str, ...]:
@@ -713,18 +715,18 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
         )
     said = dict(word.partition("=")[::2] for word in words)
     adapters = _adapters(said, where)
-    given = {name: value for name, value in said.items() if name not in READ_APART}
-    run = from_megatron(CommandLine(_words(given), where), read_model(model), sized=False)
+    overrides = {name: value for name, value in said.items() if name not in READ_APART}
+    run = from_megatron(CommandLine(_words(overrides), where), read_model(model), sized=False)
     settings: dict[str, Any] = dict(run.settings)
-    if _LOSS in given:
-        settings["fused_loss"] = given[_LOSS] == "te"
+    if _LOSS in overrides:
+        settings["fused_loss"] = overrides[_LOSS] == "te"
     if adapters is not None:
         settings["adapters"] = adapters
-    if given.get(_ATTENTION) == "true":
+    if overrides.get(_ATTENTION) == "true":
         settings["recipe"] = {"fp8_attention": True}
-    others = (
+    not_read = (
         name
-        for name, value in given.items()
+        for name, value in overrides.items()
         if not _flag_of(name)
         and name not in _READ_OTHERWISE
         and not has_no_effect("bridge", name, value)
@@ -732,7 +734,7 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
     switches = {name: said.get(name) == "true" for name in FREEZES}
     usual = dict.fromkeys(FREEZES, False)
     images = image_fields(switches, usual, (), has_adapters=False)
-    unread = (*run.unread, *others)
+    unread = (*run.unread, *not_read)
     return LaunchRun(settings=settings, model=run.model, unread=unread, images=images)
 
 
@@ -752,11 +754,11 @@ def _adapters(said: Mapping[str, str], where: str) -> dict[str, Any] | None:
         what = f"adapters of modules that the recipe says: give {ADAPTED_MODULES} too"
         raise InputError(what, where=f"{where}: {ADAPTER_RANK}", value=rank)
     modules = [name.strip() for name in said[ADAPTED_MODULES].strip("[]'\"").split(",")]
-    known = BRIDGE_MODULES | _INSIDE
+    matrices = BRIDGE_MODULES | _INSIDE
     for name in modules:
         place = f"{where}: {ADAPTED_MODULES}"
-        check_choice(name, known, place, "is no module that plans know")
-    targets = [known[name] for name in modules]
+        check_choice(name, matrices, place, "is no module that plans know")
+    targets = [matrices[name] for name in modules]
     return {"method": "lora", "rank": int(rank), "targets": list(dict.fromkeys(targets))}
 
 
@@ -770,17 +772,17 @@ def _flag_of(name: str) -> str | None:
     return f"--{field.replace('_', '-')}" if section == "model" and name != _LOSS else None
 
 
-def _words(given: Mapping[str, str]) -> Iterator[str]:
+def _words(overrides: Mapping[str, str]) -> Iterator[str]:
     """The command line of Megatron that overrides stand for."""
     flags: dict[str, str] = {}
-    for name in sorted(given, key=lambda name: name.startswith("comm_overlap.")):
+    for name in sorted(overrides, key=lambda name: name.startswith("comm_overlap.")):
         flag = _flag_of(name)
         if flag is not None:
-            flags[flag] = given[name].strip("'\"")
-    named = given.get(_PRECISION, "").removesuffix("_mixed")
+            flags[flag] = overrides[name].strip("'\"")
+    named = overrides.get(_PRECISION, "").removesuffix("_mixed")
     if named in ("bf16", "fp16"):
         flags[MEGATRON_ARGUMENTS[named].flag] = "true"
-    if given.get(_SUMS) == "false":
+    if overrides.get(_SUMS) == "false":
         flags[MEGATRON_ARGUMENTS["narrow_sums"].flag] = "true"
     for flag, value in flags.items():
         if value == "false":

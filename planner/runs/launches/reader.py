@@ -221,8 +221,8 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
         return from_toml(document, path)
     line = _command_line(document, text, where)
     if isinstance(document, list) and are_overrides(document):
-        others = [word for word in document if word.partition("=")[0] not in READ_APART]
-        refuse_adapters(CommandLine(others, where).pairs(), where)
+        overrides = [word for word in document if word.partition("=")[0] not in READ_APART]
+        refuse_adapters(CommandLine(overrides, where).pairs(), where)
         return from_overrides(document, model, where)
     return _of_trainer(line, path, model) or _of_line(line, text, path, model)
 
@@ -264,8 +264,8 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
     fields = fields_of_line(line)
     named = recipe_named(line)
     if named is not None:
-        found = file_beside(named, path, RECIPE)
-        fields = read_mapping(found, MAX_FILE_BYTES) | fields
+        recipe = file_beside(named, path, RECIPE)
+        fields = read_mapping(recipe, MAX_FILE_BYTES) | fields
     stage, gpus = trl_stage(line), launched_gpus(line)
     if stage is not None:
         run = from_trainer(fields, path, gpus, stage)
@@ -304,7 +304,7 @@ def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> 
 
     Raises InputError for a value of the wrong kind.
     """
-    own = from_deepspeed(document, where).settings
+    of_file = from_deepspeed(document, where).settings
     only_here = (
         "overlap",
         "shard_group",
@@ -314,7 +314,7 @@ def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> 
         "optimizer_on_drives",
         "parameters_on_drives",
     )
-    said = {name: own[name] for name in only_here if name in own}
+    said = {name: of_file[name] for name in only_here if name in of_file}
     return replace(run, settings=run.settings | said)
 
 
@@ -468,8 +468,12 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
 
 def _are_alike(said: Mapping[str, Any], planned: AdapterSpec | None) -> bool:
     """Whether adapters of a file are those of a plan, but for the bits of the frozen weights."""
-    own = AdapterSpec.model_validate(said)
-    return planned is not None and (own.rank, own.decomposed, peft_modules(own)) == (
+    of_launch = AdapterSpec.model_validate(said)
+    return planned is not None and (
+        of_launch.rank,
+        of_launch.decomposed,
+        peft_modules(of_launch),
+    ) == (
         planned.rank,
         planned.decomposed,
         peft_modules(planned),

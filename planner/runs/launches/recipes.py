@@ -99,8 +99,8 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     for name in ("encoder_trainable", "decoder_trainable", "fusion_trainable"):
         leaves.refuse(PART_OF_A_MODEL, f"model.{name}")
     builder = str(leaves.get(_MODEL))
-    found = _BUILDER.fullmatch(builder)
-    model = _tuned_model(found, path)
+    built = _BUILDER.fullmatch(builder)
+    model = _tuned_model(built, path)
     adapters, unread = _tuned_adapters(leaves, builder, where)
     micro_batch = leaves.count("batch_size", 1)
     steps = leaves.count("gradient_accumulation_steps", 1)
@@ -144,11 +144,11 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     )
 
 
-def _tuned_model(found: re.Match[str] | None, path: Path) -> str | None:
+def _tuned_model(built: re.Match[str] | None, path: Path) -> str | None:
     """The catalog's name of a model by torchtune's builder of it; None where the catalog has none such."""
-    if found is None:
+    if built is None:
         return None
-    numbers, family = found["numbers"].split("_"), found["family"]
+    numbers, family = built["numbers"].split("_"), built["family"]
     splits = ((".".join(numbers[:end]), ".".join(numbers[end:])) for end in range(1, len(numbers)))
     names = (f"{family}{dash}{v}-{size}b" for v, size in splits for dash in ("", "-"))
     return next((model for name in names if (model := known_model(name, path)) is not None), None)
@@ -248,9 +248,9 @@ def _nanotron_model(config: object, where: str) -> dict[str, Any]:
     if family is None or config.get("moe_config"):
         what = "is of no family that is read: Llama's, or Qwen2's without experts"
         raise InputError(what, where=place, allowed=tuple(_LLAMA_LIKE))
-    known = {key: value for key, value in config.items() if key not in _LLAMA_LIKE}
-    known |= {"model_type": family, "pretraining_tp": 1}
-    return model_from_huggingface(known, place, "from launch file").model_dump(exclude_none=True)
+    fields = {key: value for key, value in config.items() if key not in _LLAMA_LIKE}
+    fields |= {"model_type": family, "pretraining_tp": 1}
+    return model_from_huggingface(fields, place, "from launch file").model_dump(exclude_none=True)
 
 
 # LLaMA-Factory's second trainer (USE_V1=1), whose parts are sections with a name.
@@ -336,9 +336,9 @@ def _v1_sharding(leaves: NestedFields, path: Path, micro_batch: int) -> LaunchRu
     name = leaves.get(f"{_DISTRIBUTED}.name")
     if name == DEEPSPEED.name:
         field = f"{_DISTRIBUTED}.config_file"
-        found = file_beside(leaves.get(field), path, field)
-        known = {MICRO_BATCH: micro_batch, STEPS: 1}
-        return trainers_deepspeed(found, known, str(found))
+        file = file_beside(leaves.get(field), path, field)
+        of_trainer = {MICRO_BATCH: micro_batch, STEPS: 1}
+        return trainers_deepspeed(file, of_trainer, str(file))
     if name is None:
         return PLAIN
     check_choice(name, (FSDP2.name, DEEPSPEED.name), f"{path}: {_DISTRIBUTED}.name", "has no price")

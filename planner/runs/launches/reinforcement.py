@@ -94,8 +94,8 @@ def from_nemo_rl(document: dict[str, Any], path: Path) -> LaunchRun:
     frozen = [name for name in leaves.values if name.endswith("freeze_language_model")]
     leaves.refuse(PART_OF_A_MODEL, *frozen)
     by_megatron = leaves.on(f"{_OF_MEGATRON}.enabled")
-    other = leaves.on(f"{_DTENSOR}.enabled", default=not by_megatron)
-    if by_megatron and other:
+    by_tensors = leaves.on(f"{_DTENSOR}.enabled", default=not by_megatron)
+    if by_megatron and by_tensors:
         raise InputError("is on beside dtensor_cfg", where=f"{where}: {_OF_MEGATRON}.enabled")
     if whole.get(_PAIRS) and not by_megatron:
         what = "has no price without Megatron: its reference waits in the host's memory"
@@ -134,16 +134,16 @@ def from_nemo_rl(document: dict[str, Any], path: Path) -> LaunchRun:
 
 def _with_parents(document: dict[str, Any], path: Path) -> dict[str, Any]:
     """A configuration with those that it changes under it, the first of a list the furthest."""
-    whole = {key: value for key, value in document.items() if key != _DEFAULTS}
+    merged = {key: value for key, value in document.items() if key != _DEFAULTS}
     named, place = document.get(_DEFAULTS), path
     for _ in range(_MOST_PARENTS):
         names = _listed(named)
         if not names:
-            return whole
-        found = file_beside(names[-1], place, _DEFAULTS)
-        parent = read_mapping(found, MAX_FILE_BYTES)
-        named, place = [*names[:-1], *_listed(parent.pop(_DEFAULTS, None))], found
-        whole = _over(parent, whole)
+            return merged
+        parent_file = file_beside(names[-1], place, _DEFAULTS)
+        parent = read_mapping(parent_file, MAX_FILE_BYTES)
+        named, place = [*names[:-1], *_listed(parent.pop(_DEFAULTS, None))], parent_file
+        merged = _over(parent, merged)
     raise InputError(
         f"more than {_MOST_PARENTS} files under one another", where=f"{path}: {_DEFAULTS}"
     )
@@ -179,10 +179,10 @@ def _training_gpus(leaves: NestedFields) -> int:
     leaves.first(fields)
     field = fields[nodes == 1]
     taken = leaves.count(field)
-    left = each - taken if nodes == 1 else each * (nodes - taken)
-    if left < 1:
+    training = each - taken if nodes == 1 else each * (nodes - taken)
+    if training < 1:
         raise InputError("leaves no GPU to train on", where=f"{leaves.where}: {field}", value=taken)
-    return left
+    return training
 
 
 def _by_dtensor(leaves: NestedFields, where: str) -> tuple[dict[str, Any], list[str]]:
@@ -276,8 +276,8 @@ _LEFT_OUT = {"data.max_prompt_length": 512, "data.max_response_length": 512}
 
 def verl_program(line: CommandLine) -> str | None:
     """The program of verl that a script starts, such as main_ppo; None for other scripts."""
-    found = (_PROGRAM.search(word) for word in line.words)
-    return next((program[1] for program in found if program is not None), None)
+    matches = (_PROGRAM.search(word) for word in line.words)
+    return next((program[1] for program in matches if program is not None), None)
 
 
 def from_verl(line: CommandLine, program: str, path: Path) -> LaunchRun:
@@ -387,9 +387,9 @@ def _shards(settings: Mapping[str, Any]) -> int:
     return math.prod(settings.get(axis, 1) for axis in AXES if axis != "dp")
 
 
-def _dividing(of_rank: int, most: int) -> int:
+def _dividing(of_rank: int, limit: int) -> int:
     """The most sequences of a micro-batch, up to some, of which a rank's are a whole number."""
-    return next(count for count in range(min(most, of_rank), 0, -1) if of_rank % count == 0)
+    return next(count for count in range(min(limit, of_rank), 0, -1) if of_rank % count == 0)
 
 
 def _sequences(leaves: NestedFields, section: str, length: int, said: object, cp: int) -> int:

@@ -61,11 +61,11 @@ def registry_settings(folder: Path, module: str, settings: Mapping[str, Any]) ->
     if not re.fullmatch(r"[A-Za-z_]\w{0,99}", module) or not path.is_file():
         return {}
     text = read_text(path, MAX_FILE_BYTES)
-    found: dict[str, Any] = {}
+    said_settings: dict[str, Any] = {}
     for converter, precision in _PRECISIONS.items():
         if f"{converter}.Config(" in text:
-            found["precision"] = precision
-    return found | stages_of_parts(_stage_names(text), settings)
+            said_settings["precision"] = precision
+    return said_settings | stages_of_parts(_stage_names(text), settings)
 
 
 def stages_of_parts(parts: object, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
     if repeated:
         what = "the pipeline fills and drains for every training.local_batch_size sequences"
         remarks.append(f"{what}, and is priced as filled once a step")
-    others = [name for name in _converters(line) or [] if name not in CONVERTERS]
-    unread += [f"--model.converters {name}" for name in others]
+    unknown = [name for name in _converters(line) or [] if name not in CONVERTERS]
+    unread += [f"--model.converters {name}" for name in unknown]
     return LaunchRun(
         settings=settings,
         model=model,
@@ -187,8 +187,8 @@ def _precision(line: CommandLine, config: NamedConfig | None) -> dict[str, str]:
     """The precision of the last converter that has one; nothing where none is said."""
     names = _converters(line)
     if names is not None:
-        known = [CONVERTERS[name] for name in names if name in CONVERTERS]
-        precision = known[-1] if known else "bf16"
+        converters = [CONVERTERS[name] for name in names if name in CONVERTERS]
+        precision = converters[-1] if converters else "bf16"
         recipe = next(filter(None, map(line.text, _RECIPES)), None)
         if precision == "fp8" and recipe and recipe in get_args(Fp8Recipe):
             return {"precision": precision, "fp8_recipe": recipe}
@@ -287,12 +287,12 @@ def _model(said: Said) -> tuple[object, list[str]]:
     config, module = said["configuration"], said["module"]
     if family is not None:
         flavor = flavor_named(family, name or "debugmodel")
-        told = f"{family} {name or 'debugmodel'}"
+        words = f"{family} {name or 'debugmodel'}"
     else:
         flavor = flavor_of_config(config or "")
-        told = f"{said.flag('module')} {module} {said.flag('configuration')} {config}"
+        words = f"{said.flag('module')} {module} {said.flag('configuration')} {config}"
     if flavor is None:
-        return None, [f"the model of {told} is written in Python: name it yourself"]
+        return None, [f"the model of {words} is written in Python: name it yourself"]
     if flavor.model.name in catalog_names():
         return flavor.model.name, []
     return flavor.model.model_dump(exclude_none=True, exclude_defaults=True), []

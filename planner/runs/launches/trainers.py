@@ -398,13 +398,13 @@ def _images(
     """What is trained of an image encoder: PEFT's adapters of every linear module are in it too."""
     if dialect.is_swift:
         has_adapters = adapters is not None
-        found = image_fields(fields, _SWIFT_FREEZES, _SWIFT_PIXELS, has_adapters=has_adapters)
+        images = image_fields(fields, _SWIFT_FREEZES, _SWIFT_PIXELS, has_adapters=has_adapters)
         said = fields.get(_VISION_CHECKPOINTS)
         is_other = said is not None and said is not fields.get(_CHECKPOINTS, True)
-        if not found.frozen and (is_other or dialect is _MEGATRON_SWIFT):
+        if not images.frozen and (is_other or dialect is _MEGATRON_SWIFT):
             # A trained encoder is priced with the checkpoints of the layers, under Megatron of Bridge's way.
-            return replace(found, parts=(*found.parts, _VISION_CHECKPOINTS))
-        return found
+            return replace(images, parts=(*images.parts, _VISION_CHECKPOINTS))
+        return images
     in_encoder = adapters is not None and ALL_LINEAR in adapters["targets"]
     return ImageFields(parts=(dialect.targets,) if in_encoder else ())
 
@@ -527,13 +527,13 @@ def _sharding(
     where = str(path)
     by_file = fields.get(_CONFIG_FILE) or fields.get(_TRL_CONFIG_FILE)
     named = fields.get(DEEPSPEED_FILE)
-    known = {MICRO_BATCH: batch[0], STEPS: batch[1]}
+    of_trainer = {MICRO_BATCH: batch[0], STEPS: batch[1]}
     tensor = whole_number(fields, "deepspeed_autotp_size", where)
     if isinstance(named, dict) or named in _PRESETS:
         document = named if isinstance(named, dict) else _preset(str(named))
         if tensor is not None:
             document = {**document, "tensor_parallel": {"autotp_size": tensor}}
-        return trainers_deepspeed(document, known, f"{where}: {DEEPSPEED_FILE}")
+        return trainers_deepspeed(document, of_trainer, f"{where}: {DEEPSPEED_FILE}")
     if dialect.is_swift and fields.get("fsdp"):
         by_name = fields["fsdp"] == _SECOND_FSDP
         document = (
@@ -542,14 +542,14 @@ def _sharding(
         return fully_sharded({"fsdp": _FSDP_WORDS} | document, dialect.kind, where)
     if by_file is None or named is not None:
         return sharded(fields, dialect.kind, path, batch)
-    document, found = dict(_TRL_PRESETS.get(str(by_file), {})), path
+    document, source = dict(_TRL_PRESETS.get(str(by_file), {})), path
     if not document:
-        found = file_beside(by_file, path, _CONFIG_FILE)
-        document = read_mapping(found, MAX_FILE_BYTES)
+        source = file_beside(by_file, path, _CONFIG_FILE)
+        document = read_mapping(source, MAX_FILE_BYTES)
     if gpus is not None:
         # Flags of accelerate launch win over its file.
         document["num_processes"] = gpus
-    return _accelerated(document, found, known)
+    return _accelerated(document, source, of_trainer)
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -584,8 +584,8 @@ def _by_plugin(plugin: dict[str, Any], path: Path, known: dict[str, Any]) -> Lau
     """DeepSpeed by the section of accelerate's file (accelerate/utils/dataclasses.py, DeepSpeedPlugin)."""
     where = f"{path}: {_BY_DEEPSPEED}"
     if plugin.get("deepspeed_config_file"):
-        found = file_beside(plugin["deepspeed_config_file"], path, "deepspeed_config_file")
-        return trainers_deepspeed(found, known, str(found))
+        file = file_beside(plugin["deepspeed_config_file"], path, "deepspeed_config_file")
+        return trainers_deepspeed(file, known, str(file))
     zero: dict[str, Any] = {"stage": whole_number(plugin, "zero_stage", where) or 0}
     for name in _DEVICES:
         device = plugin.get(f"{name}_device")
