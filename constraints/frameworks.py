@@ -50,7 +50,6 @@ DEEPSPEED_PIPELINE_SHARDING = AtMost(
 PEFT_DEGREES = AtMost(
     name="peft-degrees",
     sentence="tp pp ep <= 1 beside adapters: PEFT puts them beside whole layers of a whole model",
-    unit="ranks",
     binds=lambda work: work.adapters is not None,
     value=of("tp", "pp", "ep"),
     words="tp {tp} x pp {pp} x ep {ep} beside adapters of PEFT, which stand beside whole layers",
@@ -86,7 +85,6 @@ weights are not sharded at all (peft, issue 2833; LLaMA-Factory, issue 3543)."""
 TRL_DEGREES = AtMost(
     name="trl-degrees",
     sentence="tp cp pp ep <= 1 in preference training: TRL runs whole sequences through a whole model",
-    unit="ranks",
     binds=lambda work: work.step_kind.on_preferences,
     value=of("tp", "cp", "pp", "ep"),
     words="tp {tp} x cp {cp} x pp {pp} x ep {ep} under a trainer of TRL for preferences",
@@ -110,7 +108,6 @@ TRL_KTO_BATCH = AtLeast(
 WHOLE_HEAD = AtMost(
     name="whole-head",
     sentence="tp pp ep <= 1 where the loss takes the head's product too: it reads the whole weight",
-    unit="ranks",
     binds=lambda work: work.loss is not None,
     value=of("tp", "pp", "ep"),
     words="tp {tp} x pp {pp} x ep {ep} beside a loss that takes the head's product too",
@@ -123,7 +120,6 @@ WHOLE_HEAD = AtMost(
 ENCODER_DEGREES = AtMost(
     name="encoder-degrees",
     sentence="tp cp pp ep <= 1 with images: an encoder of transformers stands in front of a whole model",
-    unit="ranks",
     binds=lambda work: work.model.encoder is not None,
     value=of("tp", "cp", "pp", "ep"),
     words="tp {tp} x cp {cp} x pp {pp} x ep {ep} for a model that reads images",
@@ -212,7 +208,6 @@ def _of_muon(workload: Workload) -> bool:
 FSDP2_MUON_TENSOR = AtMost(
     name="fsdp2-muon-tensor",
     sentence="tp <= 1 with muon",
-    unit="ranks",
     binds=_of_muon,
     value=of("tp"),
     words="tp {tp} with muon",
@@ -241,7 +236,6 @@ def _no_experts_for_muon(name: str) -> Rule:
 DEEPSPEED_SCRIPT_OPTIMIZER = AtMost(
     name="deepspeed-script-optimizer",
     sentence="tp pp ep <= 1 with other optimizers than adam and sgd",
-    unit="ranks",
     binds=lambda work: work.optimizer not in SCRIPT_OPTIMIZERS,
     value=of("tp", "pp", "ep"),
     words="tp {tp} x pp {pp} x ep {ep} with {optimizer}",
@@ -317,7 +311,6 @@ class SyncEachBatch(Rule):
 SHARDS_BESIDE_TENSOR = AtMost(
     name="fsdp2-shards",
     sentence="tp <= 1 where dp cp = 1: FSDP2 has nothing to shard over where every rank is a tensor rank",
-    unit="ranks",
     when=(When("dp", most=1), When("cp", most=1)),
     value=of("tp"),
     words="tp {tp} takes every rank and leaves FSDP none to shard over",
@@ -328,7 +321,6 @@ SHARDS_BESIDE_TENSOR = AtMost(
 WHOLE_MAMBA = AtMost(
     name="fsdp2-mamba",
     sentence="tp cp <= 1 where layers have Mamba",
-    unit="ranks",
     binds=lambda work: work.model.state_space is not None,
     value=of("tp", "cp"),
     words="tp {tp} x cp {cp} for layers of Mamba, which transformers cuts neither way",
@@ -342,7 +334,6 @@ accelerate's context parallelism knows attention alone: a scan would start anew 
 WHOLE_DELTA_NET = AtMost(
     name="fsdp2-whole-delta-net",
     sentence="tp cp <= 1 where layers have linear attention",
-    unit="ranks",
     binds=lambda work: work.model.linear_attention is not None,
     value=of("tp", "cp"),
     words="tp {tp} x cp {cp} for layers with linear attention, which run whole here",
@@ -538,7 +529,6 @@ class TorchtitanExpertTensor(Rule):
 TORCHTITAN_TOKEN_PREDICTION = AtMost(
     name="torchtitan-mtp",
     sentence="pp cp <= 1 with multi-token prediction (DeepSeek-V3), which takes whole sequences on one stage",
-    unit="ranks",
     binds=lambda work: work.model.mtp_layers > 0,
     value=of("pp", "cp"),
     words="multi-token prediction on pp {pp} and cp {cp}",

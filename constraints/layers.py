@@ -69,7 +69,6 @@ EXPERT_GRID = Divides(
 EXPERT_AXES_NEED_EXPERTS = AtMost(
     name="expert-axes-need-experts",
     sentence="ep etp <= 1 in a dense model",
-    unit="ranks",
     binds=is_dense,
     value=of("ep", "etp"),
     words="ep {ep} and etp {etp} on a model without experts",

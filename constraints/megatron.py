@@ -143,7 +143,6 @@ MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL = Requires(
 MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS = AtMost(
     name="megatron-expert-bias-needs-etp-1",
     sentence="etp <= 1 where experts have biases",
-    unit="ranks",
     binds=lambda work: has_experts(work) and has_linear_bias(work),
     value=of("etp"),
     words="experts with bias cut by etp {etp}",
@@ -166,7 +165,6 @@ MEGATRON_FLEX_NEEDS_EXPERT_RANKS = AtLeast(
 MEGATRON_TENSOR_OVERLAP = AtMost(
     name="megatron-tp-overlap",
     sentence="tp <= 1 with tensor-parallel overlap under multi-head latent attention",
-    unit="ranks",
     binds=lambda work: work.tp_overlap and work.model.attention is not None,
     value=of("tp"),
     words="tensor-parallel overlap at tp {tp} under multi-head latent attention",
@@ -439,7 +437,6 @@ MEGATRON_DEALT_SHARDING = AtMost(
 MEGATRON_DEALT_EXPERTS = AtMost(
     name="megatron-dealt-experts",
     sentence="ep <= 1 with hybrid context parallelism",
-    unit="ranks",
     binds=is_dealt,
     value=of("ep"),
     words="hybrid context parallelism with ep {ep}",

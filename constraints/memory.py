@@ -458,7 +458,6 @@ them (trl/models/activation_offloading.py, update_model_params knows the sharded
 OFFLOADED_INPUTS_DEGREES = AtMost(
     name="offloaded-inputs-degrees",
     sentence="pp ep <= 1 where inputs of layers are offloaded",
-    unit="ranks",
     binds=offloads_inputs,
     value=of("pp", "ep"),
     words="pp {pp} x ep {ep} beside inputs of layers on the host",

@@ -1,4 +1,4 @@
-"""What a rule is: one limit, stated three ways (`post`, `check`, `explain`).
+"""What a rule is: one limit, stated three ways (`post`, `excess`, `check`).
 
 Kinds of rules: a rule of one of these kinds is its sentence, its numbers and its words.
 
@@ -158,10 +158,6 @@ class Rule(ABC):
         if len(over) != len(literals):
             raise ValueError(f"{self.name}: {len(over)} excesses for {len(literals)} literals")
         return model.add(sum(int(c) * x for c, x in zip(over, literals, strict=True) if c) <= 0)
-
-    def explain(self, finding: Finding) -> str:
-        """The finding in one line: value, limit, remedy."""
-        return finding.line
 
 
 # Array arithmetic on a table of layouts that several rules need for `excess` (never for `check`).
@@ -323,6 +319,7 @@ class Divides(DeclaredRule):
 class AtMost(DeclaredRule):
     """value <= limit, which is 1 where none is given. Words may name {value} and {limit}."""
 
+    unit: str = "ranks"
     value: Product
     limit: Product = ONE
 

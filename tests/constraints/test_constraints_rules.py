@@ -648,7 +648,7 @@ def test_forbidden_is_infeasible_and_found_allowed_is_neither(name: str) -> None
     assert finding is not None
     assert (finding.rule, finding.unit) == (name, rule.unit)
     assert finding.value != finding.limit
-    line = rule.explain(finding)
+    line = finding.line
     assert line.startswith(f"{name}: ")
     assert line.endswith(f". {finding.remedy}")
 
@@ -787,7 +787,7 @@ def test_linear_attention_is_for_frameworks_that_have_it(framework: str) -> None
         finding = rule.check(finished(work, Layout(), 1.0))
         assert finding is None if expected else finding is not None
         if finding is not None:
-            assert "9 layers of linear attention" in rule.explain(finding)
+            assert "9 layers of linear attention" in finding.line
 
 
 @pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
@@ -810,7 +810,7 @@ def test_hybrid_layers_are_for_frameworks_that_have_them(
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is (words is None)
     if finding is not None and words is not None:
-        assert words in rule.explain(finding)
+        assert words in finding.line
 
 
 @pytest.mark.parametrize(
@@ -839,7 +839,7 @@ def test_what_megatron_builds_of_hybrid_models(work: Workload, words: str | None
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is (words is None)
     if finding is not None and words is not None:
-        assert words in rule.explain(finding)
+        assert words in finding.line
 
 
 MTP = {"mtp_layers": 1}
@@ -864,7 +864,7 @@ def test_megatron_predicts_further_tokens_beside_plain_rope_alone(
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is (words is None)
     if finding is not None and words is not None:
-        assert words in rule.explain(finding)
+        assert words in finding.line
 
 
 @pytest.mark.parametrize("framework", ["torchtitan", "deepspeed", "fsdp2"])
@@ -877,7 +877,7 @@ def test_sparse_attention_is_for_frameworks_that_have_it(framework: str, model: 
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is legal
     if finding is not None:
-        assert "the 128 positions" in rule.explain(finding)
+        assert "the 128 positions" in finding.line
 
 
 @pytest.mark.parametrize("framework", ["torchtitan", "deepspeed", "fsdp2"])
@@ -889,7 +889,7 @@ def test_chosen_blocks_are_for_megatron_alone(framework: str) -> None:
     rule = RULES[f"{framework}-sparse-attention"]
     finding = rule.check(finished(workload(chooses), Layout(), 1.0))
     assert finding is not None
-    assert "16 chosen blocks of 128 positions" in rule.explain(finding)
+    assert "16 chosen blocks of 128 positions" in finding.line
 
 
 @pytest.mark.parametrize(
@@ -908,7 +908,7 @@ def test_layers_share_an_indexer_by_a_frequency(order: str | None, words: str | 
     finding = rule.check(finished(work, layout, 1.0))
     assert (finding is None) is (words is None)
     if finding is not None and words is not None:
-        assert words in rule.explain(finding)
+        assert words in finding.line
 
 
 @pytest.mark.parametrize(
@@ -931,7 +931,7 @@ def test_stages_begin_with_an_indexer_of_their_own(
     finding = rule.check(replace(finished(work, layout, 1.0), stages=stages))
     assert (finding is None) is (words is None)
     if finding is not None and words is not None:
-        assert words in rule.explain(finding)
+        assert words in finding.line
     for pp, fits in ((2, True), (4, True), (7, False)):
         table = as_table(work, [replace(layout, pp=pp, num_micro_batches=pp)], [1.0])
         assert feasible(rule, rule.excess(table)) is fits
@@ -947,7 +947,7 @@ def test_latent_experts_are_for_frameworks_that_have_them(framework: str, model:
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is legal
     if finding is not None:
-        assert f"{framework} is not planned with experts on a projection" in rule.explain(finding)
+        assert f"{framework} is not planned with experts on a projection" in finding.line
 
 
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed"])
@@ -962,7 +962,7 @@ def test_heads_by_kind_of_layer_are_for_frameworks_that_have_them(
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is legal
     if finding is not None:
-        assert "(window_heads)" in rule.explain(finding)
+        assert "(window_heads)" in finding.line
         assert finding.remedy == "Choose the fsdp2 framework for this model."
 
 
@@ -993,7 +993,7 @@ def test_narrow_products_want_whole_columns_ahead_of_the_experts(
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is legal
     if finding is not None:
-        assert "16 does not divide in fp8" in rule.explain(finding)
+        assert "16 does not divide in fp8" in finding.line
 
 
 @pytest.mark.parametrize(
@@ -1024,7 +1024,7 @@ def test_what_megatron_asks_of_sparse_attention(
     finding = rule.check(finished(work, layout, 1.0))
     assert (finding is None) is (words is None)
     if finding is not None and words is not None:
-        assert words in rule.explain(finding)
+        assert words in finding.line
 
 
 @pytest.mark.parametrize(("tp", "cp", "legal"), [(4, 8, True), (2, 3, False), (3, 1, False)])
