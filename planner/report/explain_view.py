@@ -361,10 +361,12 @@ def audit_view(document: Mapping[str, Any]) -> View:
         )
         for check in document["checks"]
     ]
-    broken = [
-        f"{check['check']}: {fault}" for check in document["checks"] for fault in check["broken"]
-    ]
+    broken = _faults(document)
     return [Facts(rows), Bullets(broken) if broken else line("The plan holds.")]
+
+
+def _faults(audit: Mapping[str, Any]) -> list[str]:
+    return [f"{check['check']}: {fault}" for check in audit["checks"] for fault in check["broken"]]
 
 
 def audits_view(document: Mapping[str, Any]) -> View:
@@ -372,9 +374,7 @@ def audits_view(document: Mapping[str, Any]) -> View:
     rows: list[tuple[str, str]] = []
     faults: View = []
     for plan in document["plans"]:
-        broken = [
-            f"{check['check']}: {fault}" for check in plan["checks"] for fault in check["broken"]
-        ]
+        broken = _faults(plan)
         rows.append(
             (plan["plan"], f"broken: {counted(len(broken), 'fault')}" if broken else "holds")
         )

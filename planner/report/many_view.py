@@ -95,7 +95,10 @@ def batch_view(report: BatchReport) -> View:
         "mfu": Column("MFU", PERCENT, absent=""),
         "peak_memory_gib": Column("HBM", decimals(1), unit="GiB", absent=""),
         **COST_COLUMNS,
-        "outcome": Column("layout, or why there is none", value=_outcome),
+        "outcome": Column(
+            "layout, or why there is none",
+            value=lambda row: row_layout_text(row) if row.get("step_time_s") else reason_text(row),
+        ),
     }
     return [table(rows, columns), line(), *_sums(report, len(rows))]
 
@@ -103,10 +106,6 @@ def batch_view(report: BatchReport) -> View:
 def _status(row: Row) -> Words:
     words = status_words(row["status"], row.get("gap"))
     return Words(words, _STYLES.get(row["status"], "yellow"))
-
-
-def _outcome(row: Row) -> str:
-    return row_layout_text(row) if row.get("step_time_s") else reason_text(row)
 
 
 def _sums(report: BatchReport, shown: int) -> View:

@@ -82,7 +82,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
         facts += [
             *_answer(plan, predicted),
             ("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None)),
-            ("installs", _installs(plan, predicted)),
+            ("installs", installs_text(plan, predicted.step_time_s)),
             ("host", host),
             ("lengths", optional(plan.lengths, lengths_text)),
             ("expected", optional(plan.expected_by_pairs, expected_by_pairs_text)),
@@ -186,15 +186,6 @@ def _execution_text(plan: MixedPlan) -> str:
         made.pop("moe_dispatch", None)
     words = [name if value is True else f"{name} {value}" for name, value in made.items()]
     return ", ".join(words).replace("_", " ") or "plain"
-
-
-def _installs(plan: MixedPlan, predicted: MixedPredicted) -> str:
-    return installs_text(
-        plan.installs,
-        plan.inputs.framework,
-        choices=plan.choices or (),
-        step_time_s=predicted.step_time_s,
-    )
 
 
 def _question(plan: MixedPlan) -> list[tuple[str, str]]:
@@ -302,12 +293,15 @@ def mixed_page(plan: MixedPlan) -> str:
     proof = Section(
         key="proof",
         title="How sure it is",
-        words=_band_words(plan),
+        words=""
+        if plan.predicted is None
+        else f"Likely is as 90 %: {plan.predicted.error_band.basis}.",
         more=section_html("", mixed_proof_view(plan)[1:]),
         fold="The proof",
     )
     files = {"mixed_plan.yaml": mixed_text(plan)}
-    parts = [answer, *_charts(plan), *tables, proof]
+    charts = [] if plan.predicted is None else [breakdown_section(plan.predicted)]
+    parts = [answer, *charts, *tables, proof]
     return page(title, words, _headline(plan), _cards(plan), parts, files=files)
 
 
@@ -320,12 +314,6 @@ def _beside(first: View) -> View:
         else block
         for block in first
     ]
-
-
-def _band_words(plan: MixedPlan) -> str:
-    return (
-        "" if plan.predicted is None else f"Likely is as 90 %: {plan.predicted.error_band.basis}."
-    )
 
 
 def _headline(plan: MixedPlan) -> str:
@@ -345,8 +333,3 @@ def _cards(plan: MixedPlan) -> list[Card]:
         return banded_cards(predicted.step_time_s, predicted.error_band, rates)
     step_s = plan.objective.step_time_s
     return [] if step_s is None else [Card("a step", rounded_seconds(step_s))]
-
-
-def _charts(plan: MixedPlan) -> list[Section]:
-    """Where the step goes; nothing where a part alone is fastest."""
-    return [] if plan.predicted is None else [breakdown_section(plan.predicted)]

@@ -22,6 +22,7 @@ from meshwright.planner.drawing import (
     rounded_seconds,
     seconds,
 )
+from meshwright.planner.mixed.document import AnyPlan
 from meshwright.planner.plan.document import (
     LATER_CHOICES,
     Binding,
@@ -154,15 +155,9 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
         ("compute", f"{predicted.tflops_per_gpu:.0f} TFLOP/s a GPU, {mfu}"),
     ]
     if plan.layout is not None:
-        software = installs_text(
-            plan.installs,
-            inputs.framework,
-            choices=plan.choices or (),
-            step_time_s=predicted.step_time_s,
-        )
         rows += [
             ("layout", layout_line(plan.layout, experts=inputs.model.moe is not None)),
-            ("installs", software),
+            ("installs", installs_text(plan, predicted.step_time_s)),
             ("memory", _memory(plan, predicted)),
             ("host memory", _host_memory(plan, predicted)),
             ("experts", _placed(plan)),
@@ -268,23 +263,19 @@ def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
     )
 
 
-def installs_text(
-    needs: Sequence[SoftwareNeed],
-    framework: str,
-    *,
-    choices: Sequence[ExecutionChoice] = (),
-    step_time_s: float | None = None,
-) -> str:
+def installs_text(plan: AnyPlan, step_time_s: float) -> str:
     """Software beside the framework, with what is lost without it where that was searched for."""
-    measured = {choice.choice: choice for choice in choices}
-    reasons = [(need, _reason(need, measured.get(need.choice), step_time_s)) for need in needs]
-    words = "; ".join(f"{need.software} ({reason})" for need, reason in reasons)
-    return words or f"nothing beside {framework}"
+    searched = {choice.choice: choice for choice in plan.choices or ()}
+    words = [
+        f"{need.software} ({_reason(need, searched.get(need.choice), step_time_s)})"
+        for need in plan.installs
+    ]
+    return "; ".join(words) or f"nothing beside {plan.inputs.framework}"
 
 
-def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: float | None) -> str:
+def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: float) -> str:
     """What needs the software; of a choice that was searched without, how much that costs."""
-    if choice is None or step_time_s is None:
+    if choice is None:
         return f"for {need.needed_by}, pinned" if need.pinned else f"for {need.needed_by}"
     if choice.step_time_s_without is None:
         return "no plan without it" if choice.proven else "not searched without"
