@@ -321,6 +321,8 @@ DECODER: Record = {
 }
 """What the Llama-like families share: grouped queries, gated feed-forward, rope, RMS norms."""
 SMALLER_EPSILON: Record = {"norm_epsilon": real("rms_norm_eps", 1e-5)}
+DECODER_1E5: Record = {**DECODER, **SMALLER_EPSILON}
+"""Likewise, where norms of a file that says nothing have this epsilon."""
 
 
 def biases(switch: object) -> Record:
@@ -329,6 +331,9 @@ def biases(switch: object) -> Record:
 
 
 BIASES = biases(boolean("attention_bias", False))
+ALL_BIASES: Record = {**BIASES, "mlp_bias": boolean("mlp_bias", False)}
+SIGMOID: Record = {"router_bias": True, "router_score": "sigmoid"}
+"""A router as DeepSeek-V3 has it: scores by a sigmoid, and a bias that balances the experts."""
 
 
 def layer_norms(bias: object) -> Record:

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 
 from meshwright.model_specs.blocks import LINEAR, order_fields
 from meshwright.model_specs.config_fields import (
+    ALL_BIASES,
     BIASES,
     DECODER,
+    DECODER_1E5,
     GATED,
     HEADS,
     LARGEST_COUNT,
     MOST_LAYERS,
     PLAIN,
+    SIGMOID,
     SIZES,
     SMALLER_EPSILON,
     ConfigFields,
@@ -106,8 +109,7 @@ _NEMOTRON_H: Record = {
     "hybrid_pattern": _pattern,
     "kv_heads": integer("num_key_value_heads", HEADS),
     "head_dim": integer("head_dim", integer("attention_head_dim", 128)),
-    **BIASES,
-    "mlp_bias": boolean("mlp_bias", False),
+    **ALL_BIASES,
     **activation("mlp_hidden_act", "relu2", PLAIN),
 }
 _NEMOTRON_MAMBA: Record = {
@@ -161,19 +163,13 @@ def _nemotron_h(config: ConfigFields) -> Fields:
 
 
 def _nemotron_experts(config: ConfigFields) -> Fields:
-    groups = config.count("n_group", 1)
     config.passed_over("topk_group", "intermediate_size")
-    moe = read_fields(config, _NEMOTRON_EXPERTS)
+    moe = read_fields(config, _NEMOTRON_EXPERTS, lambda each: _groups(each, 1))
     latent = config.count("moe_latent_size", optional=True)
     if latent is not None:
         moe["latent_size"] = latent
     if moe["shared_experts"]:
         moe["shared_ffn_hidden"] = config.count("moe_shared_expert_intermediate_size")
-    if groups > 1:
-        moe |= {
-            "router_groups": groups,
-            "router_groups_per_token": config.count("topk_group", 1),
-        }
     return moe
 
 
@@ -345,12 +341,10 @@ _MAMBA: Record = {
 
 # Parts of the families, refusals first.
 
-_HALF_ROPE: Record = {**DECODER, **SMALLER_EPSILON, "rope": rope(fraction=0.5)}
+_HALF_ROPE: Record = {**DECODER_1E5, "rope": rope(fraction=0.5)}
 _FALCON_H1: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
-    **BIASES,
-    "mlp_bias": boolean("mlp_bias", False),
+    **DECODER_1E5,
+    **ALL_BIASES,
 }
 NEMOTRON_H: tuple[Part, ...] = (
     only("use_bias", False, _NO_MAMBA2_BIAS),
@@ -456,11 +450,8 @@ _GEMMA4: Record = {
 def _gemma4_heads(config: ConfigFields, window: int) -> Fields:
     """Heads of either kind of layer, and the window, by default so long; the last layer attends in full."""
     window = config.count("sliding_window", window)
-    kinds = config.entries("layer_types")
-    layers = config.layers()
-    full = [(i + 1) % 6 == 0 for i in range(layers)]
-    if kinds:
-        full = full_layers(config, kinds, "sliding_attention")
+    usual = [(i + 1) % 6 == 0 for i in range(config.layers())]
+    full = _full_layers(config, "sliding_attention", usual)
     full[-1] = True
     width, kv_heads = config.count("head_dim", 256), config.count("num_key_value_heads", 4)
     are_keys = config.flag("attention_k_eq_v", False)
@@ -619,8 +610,7 @@ def _layers_a_group(config: ConfigFields) -> int:
 
 
 _LLAMA4: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     "rope": rope(base=500_000),
     "head_dim": integer("head_dim", 128),
     "ffn_hidden": integer("intermediate_size_mlp", 16_384),
@@ -765,15 +755,11 @@ _MELLUM: Record = {
 def _mellum(config: ConfigFields) -> Fields:
     full = [True] * config.layers()
     order = _listed_windows(config, window_length(config, 1024), full, "sliding_window")
-    dense = _experts_listed(config, 0)
-    if dense >= config.layers():
-        return order
-    record: Record = {
+    experts: Record = {
         **routed_experts("num_experts", 64, 8, "moe_intermediate_size"),
-        "dense_layers": dense,
         "router_normalized": boolean("norm_topk_prob", True),
     }
-    return order | {"moe": read_fields(config, record)}
+    return order | _experts_behind(config, _experts_listed(config, 0), experts)
 
 
 def _qwen3_next_experts(config: ConfigFields) -> Fields | None:
@@ -909,8 +895,7 @@ _MINIMAX_M3_EXPERTS: Record = {
     **routed_experts("num_local_experts", 128, 4),
     "shared_experts": integer("n_shared_experts", 1),
     "shared_ffn_hidden": integer("shared_intermediate_size", 3072),
-    "router_bias": True,
-    "router_score": "sigmoid",
+    **SIGMOID,
     "router_scaling_factor": real("routed_scaling_factor", 2.0),
 }
 _MINIMAX_M3: Record = {
@@ -964,8 +949,7 @@ def _lightning(config: ConfigFields) -> Fields:
 
 
 _MINIMAX: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     "rope": lambda config: rope_fields(config, base=1e6, fraction=_turning_share(config)),
     "moe": routed_experts("num_local_experts", 8, 2),
     "linear_attention": _lightning,
@@ -1055,8 +1039,7 @@ def _kimi_experts(
         "moe_ffn_hidden": config.count("moe_intermediate_size", width),
         "shared_experts": shared,
         "dense_layers": dense,
-        "router_bias": True,
-        "router_score": "sigmoid",
+        **SIGMOID,
         "router_normalized": normalized,
         "router_scaling_factor": config.number("routed_scaling_factor", factor),
     }
@@ -1086,8 +1069,7 @@ def _gpt_oss_rope(config: ConfigFields) -> Fields:
 
 
 _GPT_OSS: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     "head_dim": integer("head_dim", 64),
     "attention_sinks": True,
     "rope": _gpt_oss_rope,
@@ -1141,8 +1123,7 @@ def _deepseek_experts(
 
 
 _GLM_ROUTER: Record = {
-    "router_bias": True,
-    "router_score": "sigmoid",
+    **SIGMOID,
     "router_normalized": boolean("norm_topk_prob", True),
 }
 _V3_ROUTER: Record = {
@@ -1386,8 +1367,7 @@ def _dots_windows(config: ConfigFields) -> Fields:
 # Ernie 4.5: experts from one layer to another, and one switch for all biases.
 
 _ERNIE: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     "rope": rope(base=5e5),
     "tied_embeddings": boolean("tie_word_embeddings", True),
     **biases(boolean("use_bias", False)),
@@ -1406,19 +1386,15 @@ def _ernie_experts(config: ConfigFields) -> Fields:
     if last not in (-1, layers - 1):
         what = f"only the last of the {layers} layers is supported, {layers - 1} or -1"
         raise config.fail("moe_layer_end_index", what, last)
-    dense = config.dense_layers("moe_layer_start_index", 1)
-    if dense >= layers:
-        return {}
-    record: Record = {
+    experts: Record = {
         "experts": integer("moe_num_experts", 64),
         "top_k": integer("moe_k", 6),
         "moe_ffn_hidden": integer("moe_intermediate_size", 1536),
         "shared_experts": integer("moe_num_shared_experts", 2, least=0),
-        "dense_layers": dense,
         "router_bias": True,
         "router_score": "softmax",
     }
-    return {"moe": read_fields(config, record)}
+    return _experts_behind(config, config.dense_layers("moe_layer_start_index", 1), experts)
 
 
 # Ling and Ring (BailingMoE): the first generation by softmax, the second as DeepSeek-V3, with norms on
@@ -1428,27 +1404,22 @@ def _ernie_experts(config: ConfigFields) -> Fields:
 def _bailing_experts(config: ConfigFields) -> Fields:
     dense = config.dense_layers("first_k_dense_replace", 0)
     config.passed_over("router_dtype", "topk_group")
-    if dense >= config.layers():
-        return {}
-    score = config.text("score_function", "softmax")
-    record: Record = {
+    experts: Record = {
         **routed_experts("num_experts", None, None, "moe_intermediate_size"),
         "shared_experts": integer("num_shared_experts", 0, least=0),
-        "dense_layers": dense,
-        "router_score": score,
+        "router_score": string("score_function", "softmax"),
         "router_bias": boolean("moe_router_enable_expert_bias", False),
         "router_normalized": boolean("norm_topk_prob", True),
         "router_scaling_factor": real("routed_scaling_factor", 1.0),
     }
-    moe = read_fields(config, record)
+    return _experts_behind(config, dense, experts, _bailing_shared, _groups)
+
+
+def _bailing_shared(config: ConfigFields) -> Fields:
+    """The width of all shared experts together, where the file gives that of one."""
     width = config.count("moe_shared_expert_intermediate_size", optional=True)
-    if width is not None and moe["shared_experts"]:
-        moe["shared_ffn_hidden"] = width * config.count("num_shared_experts", 0, least=0)
-    groups = config.count("n_group", 1)
-    if groups > 1:
-        chosen = config.count("topk_group", groups)
-        moe |= {"router_groups": groups, "router_groups_per_token": chosen}
-    return {"moe": moe}
+    number = config.count("num_shared_experts", 0, least=0)
+    return {} if width is None or not number else {"shared_ffn_hidden": width * number}
 
 
 _BAILING: Record = {
@@ -1490,10 +1461,9 @@ def _granite_windows(config: ConfigFields) -> Fields:
 
     huggingface/transformers, modeling_granite_swa.py.
     """
-    layers, kinds = config.layers(), config.entries("layer_types")
-    full = [layer % 4 == 0 for layer in range(layers)]
-    if kinds:
-        full = full_layers(config, kinds, "sliding_attention")
+    layers = config.layers()
+    usual = [layer % 4 == 0 for layer in range(layers)]
+    full = _full_layers(config, "sliding_attention", usual)
     turning = rope_fields(config)
     bases = config.entries("layer_rope_theta") or [turning["base"]] * layers
     numbers = [base for base in bases if isinstance(base, int | float)]
@@ -1529,7 +1499,7 @@ _HYPERCLOVAX: Record = {
 
 # EXAONE 4: norms after the blocks; where layers have a window, the others know no positions.
 
-_EXAONE4: Record = {**DECODER, **SMALLER_EPSILON, "qk_norm": True, "norms_after_blocks": True}
+_EXAONE4: Record = {**DECODER_1E5, "qk_norm": True, "norms_after_blocks": True}
 
 
 def _exaone_windows(config: ConfigFields) -> Fields:
@@ -1546,6 +1516,29 @@ def _exaone_windows(config: ConfigFields) -> Fields:
         every = config.count("sliding_window_pattern", 4)
     order = windows(config, 4096, every)
     return order | {"rope_in_windows_alone": bool(order)}
+
+
+def _full_layers(config: ConfigFields, other: str, usual: list[bool]) -> list[bool]:
+    """Which layers attend in full: as `layer_types` tells them from those of kind `other`, else `usual`."""
+    kinds = config.entries("layer_types")
+    return full_layers(config, kinds, other) if kinds else usual
+
+
+def _experts_behind(config: ConfigFields, dense: int, *experts: Part) -> Fields:
+    """Experts in every layer behind the first `dense` ones; nothing where these are all."""
+    if dense >= config.layers():
+        return {}
+    return {"moe": read_fields(config, {"dense_layers": dense}, *experts)}
+
+
+def _groups(config: ConfigFields, chosen: int | None = None) -> Fields:
+    """Groups of experts, and how many a token may choose from: by default `chosen`, or all of them."""
+    groups = config.count("n_group", 1)
+    config.passed_over("topk_group")
+    if groups == 1:
+        return {}
+    per_token = config.count("topk_group", groups if chosen is None else chosen)
+    return {"router_groups": groups, "router_groups_per_token": per_token}
 
 
 def _experts_listed(config: ConfigFields, default: int) -> int:
@@ -1570,40 +1563,34 @@ def _sigmoid_experts(factor: Record) -> Part:
 
     def read(config: ConfigFields) -> Fields:
         config.passed_over("is_moe_layer", "first_last_k_dense_replace")
-        dense = _experts_listed(config, 1)
-        if dense >= config.layers():
-            return {}
-        record: Record = {
+        experts: Record = {
             **routed_experts("num_experts", None, 8, "moe_intermediate_size"),
             "shared_experts": integer("num_shared_experts", 1, least=0),
-            "dense_layers": dense,
-            "router_bias": True,
-            "router_score": "sigmoid",
+            **SIGMOID,
         }
-        moe = read_fields(config, record, factor)
-        groups = config.count("n_group", 1)
-        chosen = config.count("topk_group", 1)
-        if groups > 1:
-            moe |= {"router_groups": groups, "router_groups_per_token": chosen}
-        return {"moe": moe}
+        return _experts_behind(
+            config,
+            _experts_listed(config, 1),
+            experts,
+            factor,
+            lambda each: _groups(each, each.count("topk_group", 1)),
+        )
 
     return read
 
 
-_EXAONE_MOE: Record = {**DECODER, **SMALLER_EPSILON, "qk_norm": True}
+_EXAONE_MOE: Record = {**DECODER_1E5, "qk_norm": True}
 _EXAONE_FACTOR: Record = {
     "router_normalized": boolean("norm_topk_prob", True),
     "router_scaling_factor": real("routed_scaling_factor", 2.5),
 }
 _EXAONE_ROUTER = only("scoring_func", "sigmoid", "only sigmoid is supported")
 _HY3: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
-    **BIASES,
+    **DECODER_1E5,
+    **ALL_BIASES,
     "head_dim": integer("head_dim", 128),
     "rope": rope(base=11_158_840.0),
     "qk_norm": True,
-    "mlp_bias": boolean("mlp_bias", False),
 }
 _HY3_FACTOR: Record = {"router_scaling_factor": real("router_scaling_factor", 2.826)}
 
@@ -1683,8 +1670,7 @@ _PHI_NORMS = only(
     "qk_layernorm", False, "norms on queries and keys are not supported in this family"
 )
 _PHIMOE: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     **BIASES,
     "norm": "layernorm",
     "rope": rope(base=1e6),
@@ -1753,8 +1739,7 @@ _HUNYUAN_MOE: tuple[Part, ...] = (
     only("moe_layer_num_skipped", 0, "only experts in every layer are supported", shows_value=True),
 )
 _SOLAR: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     "head_dim": integer("head_dim", 128),
     "rope": rope(base=1e6),
     # Experts are in every layer: a width of dense ones is of no use.
@@ -1766,8 +1751,7 @@ _SOLAR_REFUSALS: tuple[Part, ...] = (
     only("use_qk_norm", False, "norms on queries and keys are not supported in this family"),
 )
 _AFMOE: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     **BIASES,
     "head_dim": integer("head_dim", 128),
     "qk_norm": True,
@@ -1790,18 +1774,13 @@ def _afmoe(config: ConfigFields) -> Fields:
     config.passed_over("topk_group", "num_limited_groups", "use_grouped_mm")
     order = windows(config, 1024, config.count("global_attn_every_n_layers", 4))
     fields = order | {"rope_in_windows_alone": bool(order)}
-    dense = config.dense_layers("num_dense_layers", 1)
-    if dense >= config.layers():
-        return fields
-    record: Record = {
+    experts: Record = {
         **routed_experts("num_experts", 64, 6, "moe_intermediate_size"),
         "shared_experts": integer("num_shared_experts", 2, least=0),
-        "dense_layers": dense,
-        "router_bias": True,
-        "router_score": "sigmoid",
+        **SIGMOID,
         "router_scaling_factor": real("route_scale", 1.0),
     }
-    return fields | {"moe": read_fields(config, record)}
+    return fields | _experts_behind(config, config.dense_layers("num_dense_layers", 1), experts)
 
 
 # Llama-like families that differ in a switch or two.
@@ -1814,8 +1793,7 @@ _EXAONE: Record = {
 }
 _INTERNLM2: Record = {**DECODER, **biases(boolean("bias", False))}
 _INTERNLM3: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     "head_dim": integer("head_dim", 128),
     **biases(boolean("qkv_bias", False)),
     "mlp_bias": boolean("bias", False),
@@ -1839,10 +1817,9 @@ def _smollm3_positions(config: ConfigFields) -> Fields:
 
 _SMOLLM3: Record = {
     **DECODER,
-    **BIASES,
+    **ALL_BIASES,
     "tied_embeddings": boolean("tie_word_embeddings", True),
     "rope": rope(base=2e6),
-    "mlp_bias": boolean("mlp_bias", False),
 }
 _SEED_OSS: Record = {
     **DECODER,
@@ -1851,15 +1828,13 @@ _SEED_OSS: Record = {
     "attention_output_bias": boolean("attention_out_bias", False),
     "mlp_bias": boolean("mlp_bias", False),
 }
-_HUNYUAN: Record = {**DECODER, **SMALLER_EPSILON, **BIASES, "qk_norm": True}
+_HUNYUAN: Record = {**DECODER_1E5, **BIASES, "qk_norm": True}
 _ARCEE: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
-    **BIASES,
-    "mlp_bias": boolean("mlp_bias", False),
+    **DECODER_1E5,
+    **ALL_BIASES,
     **activation("hidden_act", "relu2", PLAIN),
 }
-_MINISTRAL3: Record = {**DECODER, **SMALLER_EPSILON, "rope": rope(base=1e6)}
+_MINISTRAL3: Record = {**DECODER_1E5, "rope": rope(base=1e6)}
 
 
 def _helium_output(config: ConfigFields) -> Fields:
@@ -1879,11 +1854,9 @@ _HELIUM: Record = {
     "mlp_bias": boolean("mlp_bias", False),
 }
 _IQUEST: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
-    **BIASES,
+    **DECODER_1E5,
+    **ALL_BIASES,
     "head_dim": integer("head_dim", 128),
-    "mlp_bias": boolean("mlp_bias", False),
 }
 
 
@@ -1904,8 +1877,7 @@ def _apertus_rope(config: ConfigFields) -> Fields:
 
 
 _APERTUS: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     **BIASES,
     "qk_norm": True,
     "rope": _apertus_rope,
@@ -1963,23 +1935,18 @@ _LFM2_BIAS = only("conv_bias", False, "biases of short convolutions are not supp
 
 
 def _lfm2_experts(config: ConfigFields) -> Fields:
-    dense = config.dense_layers("num_dense_layers", 2)
-    if dense >= config.layers():
-        return {}
-    record: Record = {
+    experts: Record = {
         **routed_experts("num_experts", 32, 4, "moe_intermediate_size"),
-        "dense_layers": dense,
         "router_bias": boolean("use_expert_bias", True),
         "router_score": "sigmoid",
         "router_normalized": boolean("norm_topk_prob", True),
         "router_scaling_factor": real("routed_scaling_factor", 1.0),
     }
-    return {"moe": read_fields(config, record)}
+    return _experts_behind(config, config.dense_layers("num_dense_layers", 2), experts)
 
 
 _CWM: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     "head_dim": integer("head_dim", 128),
     "rope": rope(base=1e6),
     "mlp_bias": boolean("mlp_bias", False),
@@ -2159,8 +2126,7 @@ def _cross_layers(config: ConfigFields) -> str:
 
 
 _MLLAMA: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     "rope": rope(base=5e5),
     "attention_note": _cross_layers,
 }
@@ -2191,8 +2157,7 @@ _NANOCHAT: Record = {
 # OLMo 2 and 3: the two norms of a layer come after its blocks, and keys and queries have wide ones.
 
 _OLMO: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     **BIASES,
     "qk_norm": True,
     "qk_norm_full_width": True,
@@ -2212,14 +2177,9 @@ _FLEX_OLMO: Record = {
 
 
 def _olmo_hybrid(config: ConfigFields) -> Fields:
-    layers, kinds, heads = (
-        config.layers(),
-        config.entries("layer_types"),
-        config.count("num_attention_heads"),
-    )
-    full = [layer % 4 == 3 for layer in range(layers)]
-    if kinds:
-        full = full_layers(config, kinds, "linear_attention")
+    heads = config.count("num_attention_heads")
+    usual = [layer % 4 == 3 for layer in range(config.layers())]
+    full = _full_layers(config, "linear_attention", usual)
     key_heads = config.count("linear_num_key_heads", heads)
     width = config.count("linear_key_head_dim", int(0.75 * config.count("hidden_size") / key_heads))
     parameters = config.section("rope_parameters")
@@ -2240,8 +2200,7 @@ def _olmo_hybrid(config: ConfigFields) -> Fields:
 
 
 _MIXTRAL: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
+    **DECODER_1E5,
     "rope": rope(base=1e6),
     "moe": routed_experts("num_local_experts", 8, 2),
 }
@@ -2450,26 +2409,19 @@ def _step_experts(config: ConfigFields) -> Fields:
         listed = config.entries(name) if config.is_list(name) else config.text(name, "").split(",")
         numbers = {str(number).strip() for number in listed}
         routed = [str(layer) in numbers for layer in range(layers)]
-    dense = _dense_in_front(config, name, routed)
-    if dense >= layers:
-        return {}
-    experts = config.count("moe_num_experts", config.count("n_routed_experts", 288))
-    return {
-        "moe": {
-            "experts": experts,
-            "top_k": config.count("moe_top_k", config.count("num_experts_per_tok", 8)),
-            "moe_ffn_hidden": config.count("moe_intermediate_size", 1280),
-            "shared_experts": 1,
-            "shared_ffn_hidden": config.count(
-                "share_expert_dim", config.count("share_expert_dims", 1280)
-            ),
-            "dense_layers": dense,
-            "router_bias": True,
-            "router_score": "sigmoid",
-            "router_normalized": True,
-            "router_scaling_factor": config.number("moe_router_scaling_factor", 1.0),
-        }
-    }
+    return _experts_behind(config, _dense_in_front(config, name, routed), _STEP_EXPERTS)
+
+
+_STEP_EXPERTS: Record = {
+    "experts": integer("moe_num_experts", integer("n_routed_experts", 288)),
+    "top_k": integer("moe_top_k", integer("num_experts_per_tok", 8)),
+    "moe_ffn_hidden": integer("moe_intermediate_size", 1280),
+    "shared_experts": 1,
+    "shared_ffn_hidden": integer("share_expert_dim", integer("share_expert_dims", 1280)),
+    **SIGMOID,
+    "router_normalized": True,
+    "router_scaling_factor": real("moe_router_scaling_factor", 1.0),
+}
 
 
 _STEP: Record = {
@@ -2485,8 +2437,7 @@ _STEP: Record = {
     "qk_norm": True,
     "attention_head_gates": True,
     "rope": _step_rope,
-    **BIASES,
-    "mlp_bias": boolean("mlp_bias", False),
+    **ALL_BIASES,
 }
 _STEP_REFUSALS: tuple[Part, ...] = (
     only("use_head_wise_attn_gate", True, "only true is supported: a gate on each head"),
@@ -2510,8 +2461,8 @@ def _laguna(config: ConfigFields) -> Fields:
     elif not config.flag("gating", True):
         raise config.fail("gating", "only true, or per-head, is supported", False)
     config.passed_over("gating_types", "mlp_only_layers", "decoder_sparse_step", "norm_topk_prob")
-    layers, kinds = config.layers(), config.entries("layer_types")
-    full = full_layers(config, kinds, "sliding_attention") if kinds else [True] * layers
+    layers = config.layers()
+    full = _full_layers(config, "sliding_attention", [True] * layers)
     listed = config.entries("num_attention_heads_per_layer")
     heads = config.count("num_attention_heads", 48)
     of_layers = listed or [heads] * layers
@@ -2537,19 +2488,14 @@ def _laguna(config: ConfigFields) -> Fields:
 
 
 def _laguna_experts(config: ConfigFields) -> Fields:
-    dense = _experts_listed(config, 1)
-    if dense >= config.layers():
-        return {}
-    record: Record = {
+    experts: Record = {
         **routed_experts("num_experts", 256, 8, "moe_intermediate_size"),
         "shared_experts": 1,
         "shared_ffn_hidden": integer("shared_expert_intermediate_size", 512),
-        "dense_layers": dense,
-        "router_bias": True,
-        "router_score": "sigmoid",
+        **SIGMOID,
         "router_scaling_factor": real("moe_routed_scaling_factor", 1.0),
     }
-    return {"moe": read_fields(config, record)}
+    return _experts_behind(config, _experts_listed(config, 1), experts)
 
 
 _LAGUNA: Record = {
@@ -2599,11 +2545,7 @@ def _flint_experts(config: ConfigFields) -> Fields:
     dense = len(listed) if config.has("mlp_only_layers") else 2
     if listed != list(range(dense))[: len(listed)] or config.count("decoder_sparse_step", 1) != 1:
         raise config.fail("mlp_only_layers", "must list the first layers", listed)
-    return (
-        {"moe": _sigmoid_moe(config, 256, {"dense_layers": dense})}
-        if dense < config.layers()
-        else {}
-    )
+    return _experts_behind(config, dense, lambda each: _sigmoid_moe(each, 256, {}))
 
 
 def _sigmoid_moe(config: ConfigFields, experts: int, router: Fields) -> Fields:
