@@ -341,31 +341,25 @@ def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> di
         (m, n, k) by name. Of experts the mean rows of one expert, were all as popular.
     """
     tokens = layout.micro_batch * seq_len / layout.cp
-    hidden, tp = float(model.hidden), layout.tp
-    inputs = 2 if model.gated else 1
-    shapes: dict[str, Shape] = {}
-    if (mamba := model.state_space) is not None:
-        shapes[f"{mamba.title} inputs"] = (tokens, mamba.projected_width / tp, hidden)
-        shapes[f"{mamba.title} output"] = (tokens, hidden, mamba.width / tp)
-    for name, inputs_width, output_width in _attention_widths(model, tp):
-        if inputs_width is not None:
-            shapes[f"{name} inputs"] = (tokens, inputs_width, hidden)
-        shapes[f"{name} output"] = (tokens, hidden, output_width)
-    if model.has_dense_feed_forward:
-        width = model.ffn_hidden / tp
-        shapes["feed-forward up"] = (tokens, inputs * width, hidden)
-        shapes["feed-forward down"] = (tokens, hidden, width)
-    if model.moe is not None:
-        rows = tokens / tp * model.moe.top_k * layout.expert_group / model.moe.experts
-        width = model.moe.moe_ffn_hidden / layout.etp
-        outside = float(model.routed_width)
-        if model.moe.latent_size is not None:
-            shapes["projection to experts"] = (tokens / tp, outside, hidden)
-            shapes["projection from experts"] = (tokens / tp, hidden, outside)
-        shapes["expert up"] = (rows, inputs * width, outside)
-        shapes["expert down"] = (rows, outside, width)
-    shapes["output head"] = (tokens, model.vocab / tp, hidden)
-    return shapes
+    products = _products(model, tokens, (layout.tp, layout.etp, layout.ep))
+    return {
+        _PRODUCTS_OF_A_PLAN.get(each.name, each.name): (
+            each.rows,
+            float(each.columns),
+            float(each.depth),
+        )
+        for each in products
+    }
+
+
+_PRODUCTS_OF_A_PLAN = {
+    "MLP up": "feed-forward up",
+    "MLP down": "feed-forward down",
+    "experts up": "expert up",
+    "experts down": "expert down",
+    "LM head": "output head",
+}
+"""Other names of products, in the documents of plans."""
 
 
 def _batch_of_a_rank(plan: Plan, layout: LayoutDoc) -> float:
@@ -449,9 +443,15 @@ def _attention_widths(model: ModelSpec, tp: int) -> Iterator[tuple[str, float | 
 
 def products_of(c: Context) -> Iterator[KernelShape]:
     """The large products of a layer and the LM head; of latent attention the output alone."""
-    model, layout = c.workload.model, c.layout
-    tokens, tp = float(np.asarray(c.tokens)), int(layout.tp)
-    hidden = model.hidden
+    degrees = int(c.layout.tp), int(c.layout.etp), int(c.layout.ep)
+    return _products(c.workload.model, float(np.asarray(c.tokens)), degrees)
+
+
+def _products(
+    model: ModelSpec, tokens: float, degrees: tuple[int, int, int]
+) -> Iterator[KernelShape]:
+    """The same of so many tokens of a micro-batch, on ranks of the degrees tp, etp and ep."""
+    hidden, (tp, etp, ep) = model.hidden, degrees
     if (mamba := model.state_space) is not None:
         yield KernelShape(f"{mamba.title} inputs", tokens, mamba.projected_width / tp, hidden)
         yield KernelShape(f"{mamba.title} output", tokens, hidden, mamba.width / tp)
@@ -460,16 +460,14 @@ def products_of(c: Context) -> Iterator[KernelShape]:
             yield KernelShape(f"{name} inputs", tokens, inputs_width, hidden)
         yield KernelShape(f"{name} output", tokens, hidden, output_width)
     matrices = 2 if model.gated else 1
-    moe = model.moe
     if model.has_dense_feed_forward:
         width = model.ffn_hidden / tp
         yield KernelShape("MLP up", tokens, matrices * width, hidden)
         yield KernelShape("MLP down", tokens, hidden, width)
+    moe = model.moe
     if moe is not None:
-        etp, experts = int(layout.etp), moe.experts / int(layout.ep)
+        experts, width, outside = moe.experts / ep, moe.moe_ffn_hidden / etp, model.routed_width
         rows = tokens / tp * moe.top_k * etp / experts
-        width = moe.moe_ffn_hidden / etp
-        outside = model.routed_width
         if moe.latent_size is not None:
             yield KernelShape("projection to experts", tokens / tp, outside, hidden)
             yield KernelShape("projection from experts", tokens / tp, hidden, outside)
