@@ -147,6 +147,16 @@ _STAND_INS = {
 }
 
 
+_WITHOUT_SWITCH = (
+    *("embedding_norm", "output_bias", "final_logit_cap", "window_heads", "reusing_ffn_hidden"),
+    *("layer_inputs", "block_selection", "value_head_dim", "attention_head_gates", "value_norm"),
+    *("values_are_keys", "norms_after_blocks", "parallel_block", "qk_norm_full_width"),
+    *("chunked_windows", "rope_in_windows_alone", "attention_scale", "attention_logit_cap"),
+)
+"""Fields of a model that Megatron has no switch for, whatever they hold beside `_OFF`."""
+_OFF = (None, False)
+
+
 def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
     """Where the arguments train another network than the specification, for want of a switch."""
     patterned, rope, latent = model.hybrid_pattern is not None, model.rope, model.attention
@@ -162,24 +172,11 @@ def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
         "scaling": scaling,
         "router_bias": "The router has a bias." if biased else "The router's bias is left out.",
     }
-    differing = {
-        "embedding_norm": model.embedding_norm,
+    differing = {name: getattr(model, name) not in _OFF for name in _WITHOUT_SWITCH} | {
         "embedding_scale": model.embedding_scale != 1,
         "output_scale": model.output_scale != 1,
-        "output_bias": model.output_bias,
         "norm_bias": not model.norm_bias,
-        "final_logit_cap": model.final_logit_cap is not None,
-        "window_heads": model.window_heads is not None,
-        "reusing_ffn_hidden": model.reusing_ffn_hidden is not None,
-        "layer_inputs": model.layer_inputs is not None,
-        "block_selection": model.block_selection is not None,
-        "value_head_dim": model.value_head_dim is not None,
-        "attention_head_gates": model.attention_head_gates,
-        "values_are_keys": model.values_are_keys,
-        "value_norm": model.value_norm,
         "norms_per_layer": norms != (1 if patterned else 2),
-        "norms_after_blocks": model.norms_after_blocks,
-        "parallel_block": model.parallel_block,
         "biases": biased and not all(_biases(model)),
         "activation": bool(words["activation"]),
         "gelu_form": model.activation == "gelu" and model.gelu_form == "tanh" and not biased,
@@ -187,12 +184,7 @@ def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
         and model.swiglu_alpha not in (1, QUICK_GELU_ALPHA),
         "position": model.position == "alibi",
         "rope.scaling": bool(scaling),
-        "qk_norm_full_width": model.qk_norm_full_width,
-        "chunked_windows": model.chunked_windows,
-        "rope_in_windows_alone": model.rope_in_windows_alone,
         "qk_norm_weights": model.qk_norm and not model.qk_norm_weights,
-        "attention_scale": model.attention_scale is not None,
-        "attention_logit_cap": model.attention_logit_cap is not None,
     }
     if model.position == "rope":
         differing |= {
@@ -209,22 +201,25 @@ def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
             "mamba.gated_norm": not model.mamba.gated_norm,
         }
     if model.moe is not None:
-        moe, score = model.moe, model.moe.router_score
-        differing |= {
-            "moe.output_norm": moe.output_norm,
-            "moe.router_scales": moe.router_scales,
-            "moe.router_bias": score == "softmax" and moe.router_bias != biased,
-            "moe.router_normalized": score == "sigmoid"
-            and not moe.router_normalized
-            and moe.top_k > 1,
-            "moe.router_score": score == "sparsemixer",
-            "moe.router_scales_inputs": moe.router_scales_inputs,
-            "moe.router_groups": (moe.router_groups or 1) > 1 and score == "softmax",
-        }
+        differing |= _differing_experts(model.moe, biased=biased)
     return {
         field: sentence.format(model=model, **words)
         for field, sentence in _SENTENCES.items()
         if differing.get(field)
+    }
+
+
+def _differing_experts(moe: MoeSpec, *, biased: bool) -> dict[str, bool]:
+    """Which fields of experts Megatron has no switch for; `biased` is its one switch of biases."""
+    by_softmax, by_sigmoid = moe.router_score == "softmax", moe.router_score == "sigmoid"
+    return {
+        "moe.output_norm": moe.output_norm,
+        "moe.router_scales": moe.router_scales,
+        "moe.router_scales_inputs": moe.router_scales_inputs,
+        "moe.router_bias": by_softmax and moe.router_bias != biased,
+        "moe.router_normalized": by_sigmoid and not moe.router_normalized and moe.top_k > 1,
+        "moe.router_score": moe.router_score == "sparsemixer",
+        "moe.router_groups": (moe.router_groups or 1) > 1 and by_softmax,
     }
 
 
