@@ -370,9 +370,9 @@ def software_profile(
 MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
 _SAME_IN_WORKLOAD = (
-    "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "expert_imbalance",
-    "reserve_gib", "muon_tp_mode", "stepwise_loss", "stepwise_rotary",
-    "stepwise_activation", "fill_exposed",
+    "global_batch", "seq_len", "precision", "optimizer", "kind", "launch_blocking", "expert_imbalance",
+    "reserve_gib", "muon_tp_mode", "stepwise_loss", "stepwise_rotary", "stepwise_activation",
+    "fill_exposed", "optimizer_on_drives", "flushes",
 )  # fmt: skip
 """Settings that a workload holds under the same name and meaning."""
 SLIP = 0.9
@@ -527,33 +527,18 @@ def _run(
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     cluster = with_whole_domains(cluster, gpus)
-    kernel_words = settings.recipe.get("attention_kernel", "")
     workload = Workload(
         **_execution_of(settings),
+        **_software_of(settings),
         **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
         adapters=_adapters(settings, model, profile),
         autocast=framework_of_stack(profile).autocasts_whole_weights and settings.zero_stage == 0,
         loss=_loss(settings, profile),
-        kind=settings.kind,
         reference=_reference(settings, profile),
         model=model,
         cluster=cluster,
         gpus=gpus,
         framework=profile,
-        attention_kernel=settings.attention_kernel
-        or attention_kernel_kind(kernel_words)
-        or attention_kernel_of_release(settings.framework),
-        first_fp8_kernels=has_first_fp8_kernels(settings.framework)
-        if settings.first_fp8_kernels is None
-        else settings.first_fp8_kernels,
-        fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
-        permutes_in_dispatch=bool(
-            recipe_switch(settings.recipe, "moe_permute_fusion_into_hybridep")
-        ),
-        optimizer_on_drives=settings.optimizer_on_drives,
-        keeps_gathered_inputs=settings.keeps_gathered_inputs
-        or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
-        flushes=settings.flushes,
         checked_collectives=_checks_collectives(settings, cluster, profile, gpus),
         calibration=calibration,
     )
@@ -591,6 +576,21 @@ def _checks_collectives(
     return across and stack_named(profile).checks_pipelines_across_nodes
 
 
+def _software_of(settings: SettingsDoc) -> dict[str, Any]:
+    """Kernels of a run, by itself, by the flags of its recipe or by the release that it names."""
+    recipe, release = settings.recipe, settings.framework
+    gathers_anew = recipe_switch(recipe, "tp_recompute_allgather")
+    return {
+        "attention_kernel": settings.attention_kernel
+        or attention_kernel_kind(recipe.get("attention_kernel", ""))
+        or attention_kernel_of_release(release),
+        "first_fp8_kernels": _stated(settings.first_fp8_kernels, has_first_fp8_kernels(release)),
+        "fused_norm": recipe_switch(recipe, "fused_rmsnorm"),
+        "permutes_in_dispatch": bool(recipe_switch(recipe, "moe_permute_fusion_into_hybridep")),
+        "keeps_gathered_inputs": settings.keeps_gathered_inputs or gathers_anew is False,
+    }
+
+
 def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
     """How a run says that it is run, or the flags of its recipe, by the names of a workload."""
     recipe = settings.recipe
@@ -610,13 +610,9 @@ def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
             "gradient_dtype": gradient_type_of(
                 settings.gradient_dtype or recipe.get("gradient_sync", "")
             ),
-            "fp8_params": _switch(settings.fp8_params, recipe, "fp8_param_gather"),
-            "fp8_attention": attends_in_fp8(recipe)
-            if settings.fp8_attention is None
-            else settings.fp8_attention,
-            "te_loss": fused_loss_in_words(settings.framework)
-            if settings.fused_loss is None
-            else settings.fused_loss,
+            "fp8_params": _stated(settings.fp8_params, recipe_switch(recipe, "fp8_param_gather")),
+            "fp8_attention": _stated(settings.fp8_attention, attends_in_fp8(recipe)),
+            "te_loss": _stated(settings.fused_loss, fused_loss_in_words(settings.framework)),
             "offload_modules": offloaded_set(settings.offload_modules),
             "parameter_offload": _place_of_parameters(settings),
         }
@@ -633,9 +629,9 @@ def _place_of_parameters(settings: SettingsDoc) -> ParameterOffload:
     return "cpu" if settings.parameter_offload else "none"
 
 
-def _switch(stated: bool | None, recipe: dict[str, Any], name: str) -> bool | None:
-    """What a run says of a switch, or the flags of its recipe; None where neither says."""
-    return recipe_switch(recipe, name) if stated is None else stated
+def _stated(switch: bool | None, otherwise: bool | None) -> bool | None:
+    """What a run says of a switch, else what is said elsewhere."""
+    return otherwise if switch is None else switch
 
 
 def _named_rows(path: Path) -> list[tuple[str, object]]:

@@ -664,6 +664,22 @@ def _case(point: MeasuredPoint) -> Case:
     return Case(kind=kind, precision=point.precision, sizes=point.sizes)
 
 
+def _calibrated(
+    draft: Calibration, fitted: FittedMachine, measured: MeasuredMachine
+) -> Calibration:
+    """A stack with the fitted factors, and what they were fitted to."""
+    x = np.zeros(len(NAMES))
+    for factor, log in zip(fitted.names, fitted.logs, strict=True):
+        x[NAMES.index(factor)] = log / PRIORS[factor].spread
+    update = {
+        "factors": factors_at(x),
+        "mean": tuple(float(value) for value in x),
+        "covariance": tuple(tuple(row) for row in _covariance(fitted).tolist()),
+        "measured": measured,
+    }
+    return Calibration.model_validate({**dict(draft), **update})
+
+
 def _covariance(fitted: FittedMachine) -> Floats:
     """Of the coordinates, with what a step may lie from operations alone; of the rest their priors."""
     covariance = np.eye(len(NAMES))
@@ -763,24 +779,16 @@ def machine_report(
         raise InputError(
             "nothing could be timed; give it more time, or a smaller --model", where="--minutes"
         )
+    measured = MeasuredMachine(
+        device=timer.device[:200],
+        software=timer.software[:200],
+        gpus=timer.gpus,
+        model=workload.model.name,
+        wall_s=time.monotonic() - began,
+        points=tuple(points),
+    )
     fitted = fitted_machine(points, alone)
-    x = np.zeros(len(NAMES))
-    for factor, log in zip(fitted.names, fitted.logs, strict=True):
-        x[NAMES.index(factor)] = log / PRIORS[factor].spread
-    update = {
-        "factors": factors_at(x),
-        "mean": tuple(float(value) for value in x),
-        "covariance": tuple(tuple(row) for row in _covariance(fitted).tolist()),
-        "measured": MeasuredMachine(
-            device=timer.device[:200],
-            software=timer.software[:200],
-            gpus=timer.gpus,
-            model=workload.model.name,
-            wall_s=time.monotonic() - began,
-            points=tuple(points),
-        ),
-    }
-    calibration = Calibration.model_validate({**dict(draft), **update})
+    calibration = _calibrated(draft, fitted, measured)
     rests = zip(fitted.names, fitted.rests, strict=True)
     moved = [_moved(factor, members, calibration, workload) for factor, members in rests]
     at_the_edge = np.abs(fitted.logs) > 0.99 * math.log(MOST)

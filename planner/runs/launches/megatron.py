@@ -410,11 +410,35 @@ def from_megatron(
         No sequence length, no sizes and no known model, or a value of the wrong kind.
     """
     said = Said(line, ARGUMENTS)
-    deepspeed = said["deepspeed_engine"]
-    deepspeed_stack = DEEPSPEED if said["flash"] else MEGATRON_DEEPSPEED
     written = megatron_model(line) if sized and (known is None or names_sizes(said)) else None
     model = known.model_dump(exclude_none=True) if known is not None else written
     assert model is not None
+    settings = _settings(said, model, of_recipe=not sized)
+    assumed = []
+    if written is None:
+        leave_model_flags(said)
+    elif not said.has("vocab"):
+        assumed.append(
+            f"no --vocab-size: {GPT2_VOCAB:,} tokens are assumed, as GPT-2 has; --with model=... tells"
+        )
+    if settings["seq_len"] < 1:
+        raise said.error("seq_len", "is needed for the price of a step")
+    dealing = _dealing(said, settings)
+    said["token_mean_loss"]
+    unread = dealing + tuple(line.unread("megatron"))
+    return LaunchRun(
+        settings=settings,
+        model=model if written is None else written,
+        unread=unread,
+        remarks=(_DEALT,) if dealing else (),
+        assumed=tuple(assumed),
+    )
+
+
+def _settings(said: Said, model: Mapping[str, Any], *, of_recipe: bool) -> dict[str, Any]:
+    """The `run` section of a model's run: batch, degrees, numerics, schedule and execution."""
+    deepspeed = said["deepspeed_engine"]
+    deepspeed_stack = DEEPSPEED if said["flash"] else MEGATRON_DEEPSPEED
     settings: dict[str, Any] = {
         **{word: said[word] for word in _AS_RUN_FILES},
         "framework": deepspeed_stack.name if deepspeed else MEGATRON.name,
@@ -444,35 +468,17 @@ def from_megatron(
     settings["cuda_graph"] = cuda_graph_kind(graphs)
     if said["pipeline_before_data"]:
         settings["rank_order"] = "tp-cp-pp-dp"
-    gpus = line.torchrun_gpus()
+    gpus = said.line.torchrun_gpus()
     if gpus:
         settings["gpus"] = gpus
     if said["shard_groups"] > 1:
         settings["shard_groups"] = said["shard_groups"]
-    settings |= {} if deepspeed else _loss_and_ends(said, settings, of_recipe=not sized)
+    settings |= {} if deepspeed else _loss_and_ends(said, settings, of_recipe=of_recipe)
     settings |= offloaded_modules(said)
     offloaded = _offloaded_percent(said)
     if offloaded:
         settings["optimizer_offload"] = offloaded
-    assumed = []
-    if written is None:
-        leave_model_flags(said)
-    elif not said.has("vocab"):
-        assumed.append(
-            f"no --vocab-size: {GPT2_VOCAB:,} tokens are assumed, as GPT-2 has; --with model=... tells"
-        )
-    if settings["seq_len"] < 1:
-        raise said.error("seq_len", "is needed for the price of a step")
-    dealing = _dealing(said, settings)
-    said["token_mean_loss"]
-    unread = dealing + tuple(line.unread("megatron"))
-    return LaunchRun(
-        settings=settings,
-        model=model if written is None else written,
-        unread=unread,
-        remarks=(_DEALT,) if dealing else (),
-        assumed=tuple(assumed),
-    )
+    return settings
 
 
 _DEALT = (
