@@ -22,7 +22,6 @@ from meshwright.planner.report.plan_view import (
     binding_view,
     degrees_text,
     first_screen,
-    infeasible_view,
     proof_view,
 )
 from meshwright.planner.report.plan_words import status_words
@@ -60,7 +59,7 @@ def explain_view(
     plan: Plan, changes: Sequence[Neighbour] = (), choices: Sequence[SingleChoice] | None = ()
 ) -> View:
     """The proof, what holds the plan back, what bounds its speed, and what else there was."""
-    view = [*first_screen(plan), *infeasible_view(plan)]
+    view = first_screen(plan)
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping, plan.predicted)
         view += binding_view(plan.binding) or [

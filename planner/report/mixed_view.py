@@ -32,7 +32,7 @@ from meshwright.planner.report.plan_view import (
     wish_rows,
 )
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words
-from meshwright.planner.report.prediction_view import baseline_view, breakdown_view, headline
+from meshwright.planner.report.prediction_view import against_today, breakdown_view, headline
 from meshwright.planner.report.view import (
     COUNT,
     Card,
@@ -96,7 +96,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
         *([line(Words(headline(plan), "bold"))] if has_baseline else []),
         line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"),
         Facts([*facts, *cost_rows(plan.cost), *_question(plan)]),
-        *([Heading("Against today"), *baseline_view(plan)[1:]] if has_baseline else []),
+        *against_today(plan),
         *_ranks(plan.ranks),
         *what_choices_bring(plan.choices or ()),
         *alternatives_view(plan.alternatives, _WHERE),

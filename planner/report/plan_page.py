@@ -557,7 +557,7 @@ def notebook_html(plan: Plan) -> str:
         or, beside today's run, from today's step to the plan's.
     """
     parts = []
-    for block in [*first_screen(plan), *infeasible_view(plan)]:
+    for block in first_screen(plan):
         if isinstance(block, Facts):
             rows = "".join(
                 f'<tr><td style="text-align:left">{escape(name)}</td>'

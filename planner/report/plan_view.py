@@ -50,7 +50,7 @@ from meshwright.planner.report.plan_words import (
     training_text,
 )
 from meshwright.planner.report.prediction_view import (
-    baseline_view,
+    against_today,
     headline,
     layout_view,
     prediction_view,
@@ -112,13 +112,13 @@ HARMLESS = 0.001
 
 
 def first_screen(plan: Plan) -> View:
-    """The answer in short; the sections that follow have the reasons."""
+    """The answer in short, or why there is none; the sections that follow have the reasons."""
     view: View = []
     if plan.baseline is not None and plan.predicted is not None:
         view.append(line(Words(headline(plan), "bold")))
     status = status_words(plan.status, plan.objective.gap)
     view.append(line(Words(status, STATUS_STYLES[plan.status]), f": {meaning_words(plan)}"))
-    return [*view, Facts(_facts(plan))]
+    return [*view, Facts(_facts(plan)), *infeasible_view(plan)]
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
@@ -438,9 +438,7 @@ def _idle_text(idle: IdleDoc) -> str:
 
 def plan_view(plan: Plan) -> View:
     """The whole plan, or why there is none: the answer first, the proof last."""
-    view = [*first_screen(plan), *infeasible_view(plan)]
-    if plan.baseline is not None:
-        view += [Heading("Against today"), *baseline_view(plan)[1:]]
+    view = [*first_screen(plan), *against_today(plan)]
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping, plan.predicted)
         view += execution_view(plan)
@@ -461,9 +459,7 @@ def plan_view(plan: Plan) -> View:
 
 def short_view(plan: Plan) -> View:
     """What `plan` prints without --full: the answer, today's run beside it, and what comes next to it."""
-    view = [*first_screen(plan), *infeasible_view(plan)]
-    if plan.baseline is not None:
-        view += [Heading("Against today"), *baseline_view(plan)[1:]]
+    view = [*first_screen(plan), *against_today(plan)]
     view += rivals_view(rivals(plan))
     if plan.layout is not None:
         words = "--full adds where time and memory go, what holds the plan back, and the proof."

@@ -385,6 +385,12 @@ def baseline_view(plan: AnyPlan) -> View:
     ]
 
 
+def against_today(plan: AnyPlan) -> View:
+    """The comparison under a heading, behind a screen that begins with the headline."""
+    view = baseline_view(plan)
+    return [Heading("Against today"), *view[1:]] if view else []
+
+
 def _verdict(baseline: BaselineDoc) -> View:
     if baseline.verdict == "faster":
         return []

@@ -376,24 +376,28 @@ def _pinned(
     )
 
 
-def parse_without(texts: Iterable[str]) -> tuple[str, ...]:
+def parse_without(texts: Iterable[str] | str) -> tuple[str, ...]:
     """Comma-separated names to do without, checked and without repeats."""
-    return _parsed(texts, "without", WITHOUT)
+    names = separate_words(texts)
+    refuse_unknown(names, WITHOUT, where="without", what="is not known")
+    return names
 
 
-def parse_allow(texts: Iterable[str]) -> tuple[str, ...]:
+def parse_allow(texts: Iterable[str] | str) -> tuple[str, ...]:
     """Comma-separated names that are allowed, checked and without repeats.
 
     `all` stands for each that changes the numbers.
     """
-    names = _parsed(texts, "allow", (*PERMISSIONS, "all"))
+    names = separate_words(texts)
+    refuse_unknown(names, (*PERMISSIONS, "all"), where="allow", what="is not known")
     if "all" not in names:
         return names
     rest = (name for name in names if name not in (*ALLOW, "all"))
     return (*ALLOW, *rest)
 
 
-def _parsed(texts: Iterable[str], option: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    refuse_unknown(names, allowed, where=option, what="is not known")
-    return tuple(dict.fromkeys(names))
+def separate_words(texts: Iterable[str] | str) -> tuple[str, ...]:
+    """The words of a comma-separated text, or of several, without repeats."""
+    several = [texts] if isinstance(texts, str) else texts
+    words = (word.strip() for text in several for word in text.split(","))
+    return tuple(dict.fromkeys(word for word in words if word))

@@ -67,6 +67,7 @@ from meshwright.planner.request.choices import (
 from meshwright.planner.request.executions import (
     ExecutionOptions,
     execution_options,
+    separate_words,
     with_shardings,
 )
 
@@ -674,21 +675,21 @@ def parse_pins(text: str) -> dict[str, int | str]:
     return pins
 
 
-def parse_forbids(texts: Iterable[str]) -> tuple[str, ...]:
+def parse_forbids(texts: Iterable[str] | str) -> tuple[str, ...]:
     """Comma-separated names to forbid, checked and without repeats."""
     return _parsed("forbid", texts, FORBIDS)
 
 
-def parse_inside_domain(texts: Iterable[str]) -> tuple[str, ...]:
+def parse_inside_domain(texts: Iterable[str] | str) -> tuple[str, ...]:
     """Comma-separated axes that stay inside a domain, checked and without repeats."""
     return _parsed("inside_domain", texts, INSIDE_DOMAIN)
 
 
-def _parsed(name: str, texts: Iterable[str], allowed: Collection[str]) -> tuple[str, ...]:
-    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+def _parsed(name: str, texts: Iterable[str] | str, allowed: Collection[str]) -> tuple[str, ...]:
+    words = separate_words(texts)
     for word in words:
         _one_of(name, word, allowed)
-    return tuple(dict.fromkeys(words))
+    return words
 
 
 def _pin(name: str, value: int | str) -> int | str:

@@ -201,12 +201,10 @@ def read_request(
         adapters=read_adapters(train, lora_rank, lora_targets),
         images=read_images(image_tokens, images_per_sequence, frozen=freeze_encoder),
         pins=pins,
-        without=parse_without([without] if isinstance(without, str) else without),
-        allow=parse_allow([allow] if isinstance(allow, str) else allow),
-        forbids=parse_forbids([forbid] if isinstance(forbid, str) else forbid),
-        inside_domain=parse_inside_domain(
-            [inside_domain] if isinstance(inside_domain, str) else inside_domain
-        ),
+        without=parse_without(without),
+        allow=parse_allow(allow),
+        forbids=parse_forbids(forbid),
+        inside_domain=parse_inside_domain(inside_domain),
         **sequences,
         **options,
     )
