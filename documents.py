@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata, resources
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -182,7 +182,11 @@ def parse_mapping(text: str, where: str) -> dict[str, object]:
     InputError
         For any other document, an alias, a key given twice, or nesting deeper than `DEEPEST`.
     """
-    data = parse_document(text, where)
+    return mapping_of(parse_document(text, where), where)
+
+
+def mapping_of(data: object, where: str) -> dict[str, object]:
+    """A parsed document, which must be a mapping with text keys. Raises InputError for any other."""
     if data is None:
         raise InputError("the document is empty", where=where)
     if not isinstance(data, dict):
@@ -418,10 +422,38 @@ def validation_message(
         Top-level fields that are allowed beside those of `schema`.
     """
     mistakes = error.errors(include_url=False)
-    lines = [_line(mistake, where, schema, other_fields) for mistake in mistakes[:MOST_LINES]]
+    lines = []
+    by_place = groupby(mistakes[:MOST_LINES], lambda mistake: _right_place(mistake, schema))
+    for right, misplaced in by_place:
+        if right is None:
+            lines += [_line(mistake, where, schema, other_fields) for mistake in misplaced]
+        else:
+            names = ", ".join(_printable(str(mistake["loc"][-1])) for mistake in misplaced)
+            lines.append(f"{where}: {names}: {right}")
     if len(mistakes) > MOST_LINES:
         lines.append(f"{where}: and {len(mistakes) - MOST_LINES} more mistakes")
     return "\n".join(lines)
+
+
+def _right_place(mistake: Mapping[str, Any], schema: type[BaseModel]) -> str | None:
+    """Where an unknown field, or all that it holds, would be known; None where it would be nowhere near."""
+    if mistake["type"] != "extra_forbidden":
+        return None
+    *place, name = mistake["loc"]
+    inside = set(mistake["input"]) if isinstance(mistake["input"], dict) else set()
+    inside = inside or {name}
+    around = _class_at(schema, place)
+    if inside <= set(_fields_at(around, ())):
+        return f"leave it out, and write what it holds under `{field_path(place)}`"
+    for beside, field in around.model_fields.items():
+        inner = _schema_in(field.annotation)
+        fields = set() if inner is None else set(_fields_at(inner, ()))
+        right = field_path((*place, field.alias or beside))
+        if name in fields:
+            return f"must stand under `{right}`"
+        if inside <= fields:
+            return f"write what it holds under `{right}`"
+    return None
 
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -510,20 +542,29 @@ def field_path(location: Sequence[int | str]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
             continue
-        name = part if part.isprintable() and len(part) <= LONGEST_VALUE else shown(part)
-        path += f".{name}" if path else name
+        path += f".{_printable(part)}" if path else _printable(part)
     return path
+
+
+def _printable(name: str) -> str:
+    return name if name.isprintable() and len(name) <= LONGEST_VALUE else shown(name)
 
 
 def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:
     """Names allowed in the mapping at `location`."""
+    fields = _class_at(schema, location).model_fields
+    return tuple(field.alias or name for name, field in fields.items())
+
+
+def _class_at(schema: type[BaseModel], location: Sequence[int | str]) -> type[BaseModel]:
+    """The pydantic class of the mapping at `location`."""
     current = schema
     for part in location:
         field = current.model_fields.get(part) if isinstance(part, str) else None
         inner = _schema_in(field.annotation) if field is not None else None
         # Indices and union tags name no field: the class reached so far still holds.
         current = inner or current
-    return tuple(field.alias or name for name, field in current.model_fields.items())
+    return current
 
 
 def _schema_in(annotation: object) -> type[BaseModel] | None:

@@ -158,6 +158,8 @@ def read_cluster(
 def _named_or_in_file(text: str) -> ClusterSpec:
     if text in cluster_names():
         return load_cluster(text)
+    if text.lower() in cluster_names() and not is_file(text):
+        return load_cluster(text.lower())
     file, _, part = text.rpartition("#")
     if file and not is_file(text) and is_mixed_cluster(file):
         return read_mixed_cluster(file).part(part)

@@ -619,7 +619,7 @@ def _length_options() -> Options:
         "--lengths",
         PATH,
         "FILE",
-        "Lengths of training samples, packed: .jsonl, .npy, or counts as .csv (length,count) or .json.",
+        "Lengths of training samples, packed: .jsonl, .txt, .npy, .json, or counts as .csv (length,count).",
     )
     yield value_option(
         "--pack-size",

@@ -199,6 +199,9 @@ def estimate_command(
 ) -> None:
     """Price one fully given configuration: time, memory, traffic. No search.
 
+    A RUN.yaml: {model: llama-3-8b, cluster: dgx-h100, run: {gpus: 16, seq_len: 8192, global_batch: 128,
+    tp: 2, pp: 2, micro_batch: 1, zero_stage: 1}}. `schema run` has every field.
+
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside. LOG is text of Megatron or torchtitan,
     a history of Weights & Biases (CSV, JSON), TensorBoard's event files (pip install 'meshwright[logs]'), or
     MLflow's folder of a run.

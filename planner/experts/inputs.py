@@ -106,8 +106,8 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
         }
         if suffix not in readers:
             raise InputError(
-                f"{path}: {suffix or 'no ending'} is not read; allowed: .npz, .npy, .json, "
-                f"{', '.join(readers)}, or a folder"
+                f"{path}: a file {f'with {suffix}' if suffix else 'without an ending'} is not read; allowed: "
+                f".npz, .npy, .json, {', '.join(readers)}, or a folder"
             )
         largest = LARGEST_FILE_BYTES if suffix == ".pt" else LARGEST_TEXT_BYTES
         data = bounded_bytes(path, largest)

@@ -25,7 +25,7 @@ from meshwright.costmodel.lengths import (
     default_pack_size,
     packed_lengths,
 )
-from meshwright.documents import LARGE_FILE_BYTES, path_text, read_text
+from meshwright.documents import LARGE_FILE_BYTES, path_text, read_text, require_file
 from meshwright.errors import InputError, suggestion
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.experts.inputs import read_arrays
@@ -40,7 +40,7 @@ MOST_SAMPLES = 10**15
 """Of a file."""
 _LENGTH = "length"
 _OF_TOKENS = ("input_ids", "tokens")
-_READ = ".jsonl, .npy, .csv (length,count) or .json ({length: count})"
+_READ = ".jsonl or .txt (a length a line), .npy, .csv (length,count) or .json (a list, or {length: count})"
 Histogram = dict[int, int]
 """Samples of each length, tokens."""
 
@@ -130,9 +130,9 @@ def read_lengths(path: Path) -> Histogram:
     Parameters
     ----------
     path
-        By its ending: `.jsonl`, a sample a line, as a number of tokens, `{"length": n}`, or with its tokens
-        under `input_ids` or `tokens`; `.npy`, an array of whole numbers; `.csv` with columns length and
-        count; `.json`, a mapping from length to count.
+        By its ending: `.jsonl` and `.txt`, a sample a line, as a number of tokens, `{"length": n}`, or with
+        its tokens under `input_ids` or `tokens`; `.npy`, an array of whole numbers; `.csv` with columns length
+        and count; `.json`, a list of lengths, or a mapping from length to count.
 
     Returns
     -------
@@ -145,7 +145,8 @@ def read_lengths(path: Path) -> Histogram:
         If there is no such file, it is too large, or a line or field of it is no length.
     """
     suffix = path.suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
+    require_file(path, path_text(path))
+    if suffix in (".jsonl", ".ndjson", ".txt"):
         histogram = _of_lines(path)
     elif suffix == ".npy":
         histogram = _of_array(path)
@@ -154,7 +155,7 @@ def read_lengths(path: Path) -> Histogram:
     elif suffix == ".json":
         histogram = _of_mapping(path)
     else:
-        what = f"{suffix or 'no ending'} is not read; allowed: {_READ}"
+        what = f"a file {f'with {suffix}' if suffix else 'without an ending'} is not read; allowed: {_READ}"
         raise InputError(what, where=path_text(path))
     if sum(histogram.values()) > MOST_SAMPLES:
         what = f"holds more than {MOST_SAMPLES} samples, the most that is read: divide all counts by a number"
@@ -255,9 +256,15 @@ def _of_mapping(path: Path) -> Histogram:
         entries = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError):
         raise InputError("is not JSON", where=where) from None
-    if not isinstance(entries, list) or not all(isinstance(entry, tuple) for entry in entries):
-        raise InputError("must be a mapping from length to count", where=where)
     histogram: Counter[int] = Counter()
+    if isinstance(entries, list) and not any(isinstance(entry, tuple) for entry in entries):
+        for index, length in enumerate(entries):
+            histogram[_whole(length, f"{where}: [{index}]", LONGEST)] += 1
+        return dict(histogram)
+    if not isinstance(entries, list):
+        raise InputError(
+            "must be a list of lengths, or a mapping from length to count", where=where
+        )
     for name, count in entries:
         length = _whole(_number(name), f"{where}: {name[:40]}: length", LONGEST)
         histogram[length] += _whole(count, f"{where}: {length}: count", MOST_COUNT)

@@ -21,7 +21,7 @@ from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.stacks import UP_TO_FLASH_2, WITHOUT_FLASH, stack_constants
 from meshwright.costmodel.workload import Workload, with_needed_syncs
-from meshwright.documents import parse_mapping, read_text, validation_message
+from meshwright.documents import mapping_of, parse_document, read_text, validation_message
 from meshwright.errors import InputError, near_miss, refuse_unknown, shown
 from meshwright.frameworks.catalog import (
     STACK_NAMES,
@@ -634,13 +634,33 @@ def _stated(switch: bool | None, otherwise: bool | None) -> bool | None:
     return otherwise if switch is None else switch
 
 
+_ENDINGS = (".json", ".yaml", ".yml")
+_OF_A_LAUNCH = (
+    "`estimate FILE --from-launch --with cluster=... -o run.yaml` makes a run file of a launch file, and "
+    "`estimate RUN.yaml --measured LOG` reads the log of a run"
+)
+
+
 def _named_rows(path: Path) -> list[tuple[str, object]]:
     """The rows of a file with the names that messages call them by."""
     try:
-        document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
+        text = read_text(path, MAX_FILE_BYTES)
     except InputError as error:
         what = f"{error}; for a model, `plan {path} --cluster ...` says step and memory"
         raise InputError(what if str(path) in catalog_names() else str(error)) from error
+    try:
+        parsed = parse_document(text, str(path))
+    except InputError as error:
+        if path.suffix.lower() in _ENDINGS:
+            raise
+        raise InputError(f"{error}; {_OF_A_LAUNCH}") from error
+    if isinstance(parsed, str):
+        raise InputError(f"this is text, not a run file; {_OF_A_LAUNCH}", where=str(path))
+    if isinstance(parsed, list):
+        raise InputError(
+            "must be a mapping, with several runs as a list under `runs`", where=str(path)
+        )
+    document = mapping_of(parsed, str(path))
     if {"status", "solver"} <= set(document):
         what = (
             "this is a plan, not a run; `explain`, `report`, `trace` and `traffic` read plans, and "

@@ -162,10 +162,12 @@ class UnpricedPair:
 
 
 def is_pair_list(text: str) -> bool:
-    """Whether a document is a list of pairs: its root is a list, or has the field `pairs`."""
+    """Whether a document is a list of pairs: its root has `pairs`, or is a list of no runs."""
     roots = [line for line in text.splitlines() if re.match(r"[^\s#]", line)]
     return any(line.startswith("pairs:") for line in roots) or (
-        bool(roots) and roots[0].startswith("- ")
+        bool(roots)
+        and roots[0].startswith("- ")
+        and re.search(r"\b(run|measured)\s*:", text) is None
     )
 
 

@@ -221,6 +221,7 @@ def test_more_gpus_than_the_cluster_has() -> None:
         ("h100", r"did you mean 'dgx-h100'"),
         ("dgx-h100,dgx-a100", "compare several take --cluster once for each"),
         ("b300", r"did you mean 'dgx-b300'"),
+        ("h200", r"did you mean 'dgx-h200'"),
         ("H100-80GB", r"did you mean 'dgx-h100'"),
         ("A100-80GB", r"did you mean 'dgx-a100'"),
         ("h100-sxm", r"did you mean 'dgx-h100'"),
@@ -344,3 +345,7 @@ def test_no_data_brings_anything_but_a_cluster_error(change: dict[str, Any]) -> 
     except InputError:
         return
     assert fabric_levels(cluster, cluster.gpus).blocks[-1] == cluster.gpus
+
+
+def test_a_name_in_capitals_is_the_catalogs() -> None:
+    assert read_cluster("GB200-NVL72") == read_cluster("gb200-nvl72")

@@ -35,6 +35,26 @@ def test_messages_serve_other_documents() -> None:
     assert "did you mean 'levels'?); allowed: base, levels, name" in told
 
 
+class Node(BaseModel):
+    model_config = {"extra": "forbid"}
+    name: str = ""
+    level: Level | None = None
+
+
+def test_a_field_in_the_wrong_place_is_told_its_place() -> None:
+    with pytest.raises(ValidationError) as error:
+        Node.model_validate(
+            {"gpus": 8, "deep": {"gpus": 8}, "odd": {}, "level": {"in": {"gpus": 8}}}
+        )
+    assert validation_message(error.value, "n.yaml", Node).splitlines() == [
+        "n.yaml: level.gpus: this field is required and missing",
+        "n.yaml: in: leave it out, and write what it holds under `level`",
+        "n.yaml: gpus: must stand under `level`",
+        "n.yaml: deep: write what it holds under `level`",
+        "n.yaml: odd: unknown field; allowed: level, name",
+    ]
+
+
 def test_field_paths() -> None:
     assert field_path(("levels", 0, "gpus")) == "levels[0].gpus"
     assert field_path(("a\x1b[31m",)) == r"'a\x1b[31m'"

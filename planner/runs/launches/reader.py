@@ -358,7 +358,7 @@ def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
         "neither a DeepSpeed configuration (train_batch_size), nor an accelerate one (fsdp_config), nor one "
         "of LLaMA-Factory (model_name_or_path, template), Axolotl (base_model, sequence_len), transformers "
         "(per_device_train_batch_size), torchtune (model._component_), NeMo-RL (policy) or nanotron "
-        "(model.model_config)",
+        "(model.model_config); a run file has its settings under `run`",
         where=where,
     )
 

@@ -47,6 +47,8 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
         ("a.npy", npy(np.array([3, 3, 8], dtype=np.uint16)), {3: 2, 8: 1}),
         ("a.npy", npy(np.array([[3, 4], [3, 5]])), {3: 2, 4: 1, 5: 1}),
         ("a.csv", "length,count\n512, 3\n 1024,1\n512,1\n", {512: 4, 1024: 1}),
+        ("a.txt", "7\n9\n7\n", {7: 2, 9: 1}),
+        ("a.json", "[7, 9, 7]", {7: 2, 9: 1}),
         ("A.JSON", '{"512": 3, "1024": 1}', {512: 3, 1024: 1}),
     ],
 )
@@ -59,7 +61,7 @@ def test_files_that_are_read(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.txt", "7", ".txt is not read; allowed: .jsonl, .npy, .csv"),
+        ("a.log", "7", "a file with .log is not read; allowed: .jsonl or .txt (a length a line)"),
         ("a.jsonl", "", "holds no sample"),
         ("a.jsonl", "7\n0\n", "line 2: must be a whole number, 1 to 16777216, got 0"),
         ("a.jsonl", "7\n16777217\n", "line 2: must be a whole number"),
@@ -89,7 +91,9 @@ def test_files_that_are_read(
             "length,count\n5,9999999999999999\n",
             "count: must be a whole number, 1 to 1000000000000",
         ),
-        ("a.json", "[512]", "must be a mapping from length to count"),
+        ("a.json", "512", "must be a list of lengths, or a mapping from length to count"),
+        ("a.json", "[512, 1.5]", "[1]: must be a whole number, 1 to 16777216, got 1.5"),
+        ("a.json", "[[512]]", "[0]: must be a whole number"),
         ("a.json", '{"512": 1.5}', "512: count: must be a whole number"),
         ("a.json", '{"long": 1}', "long: length: must be a whole number"),
         ("a.json", "{", "is not JSON"),
@@ -106,7 +110,7 @@ def test_files_that_are_refused_by_field(
 
 def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
-        read_lengths(tmp_path / "a.jsonl")
+        read_lengths(tmp_path / "a.log")
     (tmp_path / "b.jsonl").mkdir()
     with pytest.raises(InputError, match="directory"):
         read_lengths(tmp_path / "b.jsonl")

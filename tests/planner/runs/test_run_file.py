@@ -612,7 +612,7 @@ def test_a_bad_row_does_not_hide_the_others(tmp_path: Path) -> None:
     ("text", "part"),
     [
         ("", "empty"),
-        ("- 1\n", "mapping"),
+        ("- 1\n", "list under `runs`"),
         ("runs: []\n", "list of 1 to"),
         ("runs: 3\n", "list of 1 to"),
         ("schema: 2\nruns: [{}]\n", "schema: must be 1"),
@@ -817,3 +817,22 @@ def test_a_run_that_names_no_dispatcher_has_nccls() -> None:
     ):
         read = run_from_mapping(document | {"run": run | said}, where="run")
         assert read.workload.moe_dispatch == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.sh", "torchrun train.py --tp 2\n", "this is text, not a run file; `estimate FILE --from-launch"),
+        ("a.log", "iteration 1/ 9 | elapsed: 2900.1 | a: 1\n", "--measured LOG` reads the log of a run"),
+        ("a.yaml", "- {id: a, model: llama-3-8b}\n", "several runs as a list under `runs`"),
+        ("a.json", '{"model": "m", "cluster": "c", "gpus": 8, "tp": 2}', "gpus, tp: must stand under `run`"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_told_what_reads_it(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        read_runs(path)
+    assert message in str(error.value)
