@@ -343,8 +343,8 @@ class _Step(NamedTuple):
     """Number of the step that makes its input; -1 for none."""
 
 
-_PERIODS = (4, 8, 12)
-"""Groups of micro-batches that are played: what the second four take is what each further four do."""
+_FEWEST_GROUPS = 12
+"""Groups of pp micro-batches that are played at the least before the rest is taken to repeat."""
 
 
 def played_s(
@@ -358,9 +358,10 @@ def played_s(
 ) -> NDArray[np.float64]:
     """Seconds of `simulate` for many times of chunks at once, without time between ranks.
 
-    Of many groups of pp micro-batches only some are played: once two fours of groups take the same time, so
-    do all further ones, as in every recurrence of sums and maxima whose dependencies repeat (Baccelli et al.
-    1992, Synchronization and Linearity, section 3.7). All are played where they do not.
+    Of many groups of pp micro-batches only some are played: once a group ends every pass of every rank as
+    much later as the group before, so does each further one (Baccelli et al. 1992, Synchronization and
+    Linearity, section 3.7). That the step grows evenly is not enough: a rank that is slower than the last one
+    catches up with it in the end only, and sets the pace from there.
 
     Parameters
     ----------
@@ -379,40 +380,75 @@ def played_s(
     array of float, shape [...]
         Seconds from the first start to the last end.
     """
-    vpp, groups = forward_s.shape[-1] // pp, num_micro_batches // pp
+    vpp = forward_s.shape[-1] // pp
     if vpp == 1 and schedule is Schedule.ONE_F_ONE_B:
         return one_f_one_b_s(forward_s, backward_s, num_micro_batches)
+    if schedule is Schedule.BREADTH_FIRST:
+        return _breadth_first_s(forward_s, backward_s, pp, num_micro_batches)
     seconds = {
         Work.FORWARD: forward_s,
         Work.BACKWARD: backward_s,
         Work.INPUT: backward_s - weight_s,
         Work.WEIGHT: weight_s,
     }
-    if groups <= _PERIODS[-1] or num_micro_batches % pp:
-        return _steps_s(seconds, pp, vpp, num_micro_batches, schedule)
-    first, second, third = (_steps_s(seconds, pp, vpp, k * pp, schedule) for k in _PERIODS)
-    if np.any(np.abs(third - 2 * second + first) > ROUNDING * third):
-        return _steps_s(seconds, pp, vpp, num_micro_batches, schedule)
-    each = (third - second) / (_PERIODS[2] - _PERIODS[1])
-    return np.asarray(third + (groups - _PERIODS[2]) * each)
-
-
-def _steps_s(
-    seconds: dict[Work, NDArray[np.float64]],
-    pp: int,
-    vpp: int,
-    micro_batches: int,
-    schedule: Schedule,
-) -> NDArray[np.float64]:
-    """When the last rank has done its last pass, [...]."""
-    shape = seconds[Work.FORWARD].shape[:-1]
     rows = {work: each.reshape(-1, pp * vpp) for work, each in seconds.items()}
-    steps = _steps(pp, vpp, micro_batches, schedule)
     ends = [
-        _last_end_s(steps, {work: each[row].tolist() for work, each in rows.items()}, pp)
+        _repeated_s(
+            {work: each[row].tolist() for work, each in rows.items()},
+            pp,
+            num_micro_batches,
+            schedule,
+        )
         for row in range(len(rows[Work.FORWARD]))
     ]
-    return np.array(ends).reshape(shape)
+    return np.array(ends).reshape(forward_s.shape[:-1])
+
+
+def _breadth_first_s(
+    forward_s: NDArray[np.float64], backward_s: NDArray[np.float64], pp: int, m: int
+) -> NDArray[np.float64]:
+    """Seconds of a schedule that takes all micro-batches through a chunk before the next one, [...]."""
+    chunks = forward_s.shape[-1]
+    free = np.zeros((*forward_s.shape[:-1], pp))
+    ready = np.zeros((*forward_s.shape[:-1], m))
+    places = np.arange(m)
+    for each_s, order in ((forward_s, range(chunks)), (backward_s, reversed(range(chunks)))):
+        for chunk in order:
+            own_s = each_s[..., chunk, None]
+            begun = np.maximum(ready, free[..., chunk % pp, None]) - places * own_s
+            ready = np.maximum.accumulate(begun, axis=-1) + (places + 1) * own_s
+            free[..., chunk % pp] = ready[..., -1]
+        # The backward passes take the micro-batches from the last to the first.
+        ready = ready[..., ::-1]
+    return np.asarray(free.max(axis=-1))
+
+
+def _repeated_s(
+    seconds: dict[Work, list[float]], pp: int, micro_batches: int, schedule: Schedule
+) -> float:
+    """When the last rank has done its last pass, of one row of times."""
+    vpp, groups = len(seconds[Work.FORWARD]) // pp, micro_batches // pp
+    played = _FEWEST_GROUPS
+    while played < groups and micro_batches % pp == 0:
+        ends = _ends(_steps(pp, vpp, played * pp, schedule), seconds, pp)
+        of_ranks = np.array(ends)[_middle(pp, vpp, played * pp, schedule)]
+        grown = np.diff(of_ranks, axis=-2)
+        if np.ptp(grown) <= ROUNDING * grown.max():
+            return max(ends) + (groups - played) * float(grown.mean())
+        played *= 2
+    return max(_ends(_steps(pp, vpp, micro_batches, schedule), seconds, pp))
+
+
+@lru_cache(maxsize=64)
+def _middle(pp: int, vpp: int, micro_batches: int, schedule: Schedule) -> NDArray[np.int64]:
+    """Numbers of the steps of three groups late in the steady part, [pp, groups, passes of a group].
+
+    What a pass waits for is less than two groups before it, and ranks warm up with less than a group.
+    """
+    steps = _steps(pp, vpp, micro_batches, schedule)
+    of_ranks = np.argsort([step.rank for step in steps], kind="stable").reshape(pp, -1)
+    each = of_ranks.shape[1] * pp // micro_batches
+    return of_ranks[:, -5 * each : -2 * each].reshape(pp, 3, each)
 
 
 def one_f_one_b_s(
@@ -468,7 +504,8 @@ def one_f_one_b_s(
     return np.asarray(ends.max(axis=1).reshape(forward_s.shape[:-1]))
 
 
-def _last_end_s(steps: Sequence[_Step], seconds: dict[Work, list[float]], pp: int) -> float:
+def _ends(steps: Sequence[_Step], seconds: dict[Work, list[float]], pp: int) -> list[float]:
+    """When each step ends."""
     free = [0.0] * pp
     ends: list[float] = []
     for rank, work, chunk, input_step in steps:
@@ -477,7 +514,7 @@ def _last_end_s(steps: Sequence[_Step], seconds: dict[Work, list[float]], pp: in
             start = ends[input_step]
         free[rank] = start + seconds[work][chunk]
         ends.append(free[rank])
-    return max(free)
+    return ends
 
 
 @lru_cache(maxsize=64)

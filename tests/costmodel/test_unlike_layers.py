@@ -196,6 +196,35 @@ def test_many_micro_batches_repeat(pp: int, m: int) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("schedule", "pp", "vpp", "m"),
+    [
+        (Schedule.ONE_F_ONE_B, 4, 2, 240),
+        (Schedule.ONE_F_ONE_B, 2, 2, 400),
+        (Schedule.BREADTH_FIRST, 3, 2, 60),
+        (Schedule.ZB_H1, 4, 1, 240),
+    ],
+)
+@pytest.mark.parametrize("slower", [0.002, 0.01, 0.03])
+def test_a_first_rank_that_is_a_little_slower_sets_the_pace_in_the_end(
+    schedule: Schedule, pp: int, vpp: int, m: int, slower: float
+) -> None:
+    """The last rank begins last and so sets the pace of the first dozens of micro-batches."""
+    forward = np.ones(pp * vpp)
+    forward[0] += slower
+    backward, weight = 2 * forward, 0.8 * forward
+    played = simulate(
+        list(forward),
+        list(backward),
+        pp=pp,
+        num_micro_batches=m,
+        schedule=schedule,
+        weight_s=list(weight),
+    )
+    seconds = played_s(forward, backward, weight, pp=pp, num_micro_batches=m, schedule=schedule)
+    assert seconds == pytest.approx(played.seconds, rel=1e-9)
+
+
 @pytest.mark.hypothesis
 def test_the_split_that_is_played_is_the_best_of_all_partitions() -> None:
     """Against the simulator on every partition: none is faster than the frontier says, which is mostly exact.
