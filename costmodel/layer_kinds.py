@@ -770,6 +770,30 @@ def _own_launches_s(c: Context, shares: BlockShares) -> Floats:
     return shares.experts * _expert_launches_s(c) + of_blocks
 
 
+def checked_backward_s(c: Context) -> Floats:
+    """Seconds of a step that checks of gradients cost, where each weight's are a bucket of their own.
+
+    A check waits for the device (bool of a tensor), so that in the last backward pass, where buckets are
+    reduced, host and device take turns: its launches, twice those of a forward pass, are hidden by nothing
+    (megatron-core 0.13.1, distributed/param_and_grad_buffer.py, check_grads and start_grad_sync).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and rates.
+
+    Returns
+    -------
+    float or array
+        0 where nothing checks, or where gradients are reduced when the backward passes have ended.
+    """
+    if not (c.workload.checks_gradients and c.workload.dp_overlap):
+        return 0.0
+    model = c.workload.model
+    launches_s = (_PASSES - 1.0) * _own_launches_s(c, model.blocks) * _host_share(c)
+    return launches_s * model.layers / np.asarray(c.layout.pp)
+
+
 def _on_device(
     c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares, linear_share: float = 0.0
 ) -> _OnDevice:

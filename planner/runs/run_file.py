@@ -550,6 +550,7 @@ def _run(
         permutes_in_dispatch=bool(
             recipe_switch(settings.recipe, "moe_permute_fusion_into_hybridep")
         ),
+        checks_gradients=bool(recipe_switch(settings.recipe, "check_for_nan_in_grad")),
         optimizer_on_drives=settings.optimizer_on_drives,
         keeps_gathered_inputs=settings.keeps_gathered_inputs
         or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
