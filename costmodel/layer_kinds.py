@@ -770,6 +770,30 @@ def _own_launches_s(c: Context, shares: BlockShares) -> Floats:
     return shares.experts * _expert_launches_s(c) + of_blocks
 
 
+def checked_backward_s(c: Context) -> Floats:
+    """Seconds of a step that checks of gradients cost, where each weight's are a bucket of their own.
+
+    A check waits for the device (bool of a tensor), so that in the last backward pass, where buckets are
+    reduced, host and device take turns: its launches, twice those of a forward pass, are hidden by nothing
+    (megatron-core 0.13.1, distributed/param_and_grad_buffer.py, check_grads and start_grad_sync).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and rates.
+
+    Returns
+    -------
+    float or array
+        0 where nothing checks, or where gradients are reduced when the backward passes have ended.
+    """
+    if not (c.workload.checks_gradients and c.workload.dp_overlap):
+        return 0.0
+    model = c.workload.model
+    launches_s = (_PASSES - 1.0) * _own_launches_s(c, model.blocks) * _host_share(c)
+    return launches_s * model.layers / np.asarray(c.layout.pp)
+
+
 def _on_device(
     c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares, linear_share: float = 0.0
 ) -> _OnDevice:
@@ -951,7 +975,8 @@ def _with_host(c: Context, blocks: _OnDevice, mean: _OnDevice | None = None) -> 
 
 def _launches_s(c: Context, blocks: _OnDevice) -> Floats:
     """Host seconds of all launches of a layer."""
-    return blocks.launch_s * _PASSES + _further_launches_s(c, blocks.shares) - blocks.spared_s
+    launches_s = blocks.launch_s - _replayed_s(c, blocks.shares)
+    return launches_s * _PASSES + _further_launches_s(c, blocks.shares) - blocks.spared_s
 
 
 def _run_again(c: Context, forward: Parts) -> Parts:
@@ -964,6 +989,21 @@ def _run_again(c: Context, forward: Parts) -> Parts:
     if "ep_comm" in again and not (c.forward_only or c.constants.framework.combines_again):
         again["ep_comm"] = 0.5 * again["ep_comm"]
     return again
+
+
+def _replayed_s(c: Context, shares: BlockShares) -> Floats:
+    """Host seconds of a forward pass that CUDA graphs of the feed-forward part alone take off.
+
+    They hold a dense feed-forward, half of what a layer launches, or the router and what prepares its
+    dispatch: what graphs of these and of attention leave less than attention's half.
+    """
+    if c.workload.cuda_graph != "feed_forward":
+        return 0.0
+    stack = c.constants.framework
+    of_attention = of_dense = 0.5 * stack.launch_layer_s
+    share = 1.0 - c.constants.shared["partial_graph_host_share"]
+    of_router = max(0.0, share * stack.launch_moe_layer_s - of_attention)
+    return shares.experts * of_router + shares.feed_forward * of_dense
 
 
 def _host_share(c: Context) -> float:

@@ -85,14 +85,24 @@ def _streamed_bytes(
     return Passes(*moved)
 
 
+_CHUNKED_FLOPS_PER_SM = 0.75e12
+"""FLOP/s that an SM reaches in Triton kernels of chunks, whose tiles are small and wait for one another: 0.67
+to 0.89 in those of flash-linear-attention 0.5.1 with 32 to 64 heads of 128, forward and backward, on an H200
+and a GB200 alike (QwenLM/FlashQLA, benchmark/benchmark_results_H200.txt and _GB200.txt), and 0.75 to 0.82 in
+the forward scan of mamba_ssm on an H100 (vllm-project/vllm pull request 27299, before fusion)."""
+
+
 def _chunked_s(c: Context, positions: Floats, flops: Passes, moved: Passes) -> Passes:
-    """sqrt(C^2 + M^2) of the products at attention's rate and of the bytes moved, times `positions`."""
+    """The products of chunks or the bytes that kernels move, whichever take longer, times `positions`."""
     rates = c.rates
-    forward = np.hypot(
-        flops.forward / rates.attention_forward_flops, moved.forward / rates.hbm_bytes_per_s
+    of_kernels = _CHUNKED_FLOPS_PER_SM * rates.sms
+    forward = np.maximum(
+        flops.forward / np.minimum(of_kernels, rates.attention_forward_flops),
+        moved.forward / rates.hbm_bytes_per_s,
     )
-    backward = np.hypot(
-        flops.backward / rates.attention_backward_flops, moved.backward / rates.hbm_bytes_per_s
+    backward = np.maximum(
+        flops.backward / np.minimum(of_kernels, rates.attention_backward_flops),
+        moved.backward / rates.hbm_bytes_per_s,
     )
     return Passes(positions * forward, positions * backward)
 
@@ -141,7 +151,7 @@ def mamba_block(c: Context) -> LayerTime:
 
 
 def scan_s(c: Context, spec: Mamba2Spec) -> Passes:
-    """The scan in chunks: sqrt(C^2 + M^2) of its products and of what they move.
+    """The scan in chunks: its products or what they move, whichever takes longer.
 
     With states of n, head channels of p and chunks of q positions (Dao and Gu 2024, arXiv 2405.21060,
     section 6, listing 1), a position takes 4 n p + 2 q p FLOP a head (chunk states, their use, and the
@@ -370,7 +380,7 @@ def linear_attention_block(c: Context) -> LayerTime:
 
 
 def delta_rule_s(c: Context, spec: LinearAttentionSpec) -> Passes:
-    """The gated delta rule in chunks: sqrt(C^2 + M^2) of its products and of what they move.
+    """The gated delta rule in chunks: its products or what they move, whichever takes longer.
 
     Per head of values and position, with keys of k, values of v and chunks of c positions (Yang et al. 2024,
     arXiv 2412.06464, section 3.3): the products inside a chunk take 2 c (3 k + 2 v) + c^2 / 3 FLOP (keys by
@@ -486,7 +496,7 @@ def _kda_block(c: Context, spec: LinearAttentionSpec) -> LayerTime:
 
 
 def kda_rule_s(c: Context, spec: LinearAttentionSpec) -> Passes:
-    """The delta rule with a decay for each channel of keys, in chunks: sqrt(C^2 + M^2), as `delta_rule_s`.
+    """The delta rule with a decay for each channel of keys, in chunks: max(C, M), as `delta_rule_s`.
 
     Per head and position, with keys of k, values of v, chunks of c positions and of b in a block of one
     (arXiv 2510.26692, section 3.2): the two products of queries and of keys by keys take 4 c k r FLOP, r =

@@ -37,7 +37,7 @@ from meshwright.costmodel.data_parallel import (
 )
 from meshwright.costmodel.hybrid_context import context_of_samples, is_dealt, steps_of_layout
 from meshwright.costmodel.layer_context import Context, Parts, total
-from meshwright.costmodel.layer_kinds import COPY_SHARE, KindTimes, kind_times
+from meshwright.costmodel.layer_kinds import COPY_SHARE, KindTimes, checked_backward_s, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
 from meshwright.costmodel.lengths import mean_slowest
 from meshwright.costmodel.optimizers import (
@@ -954,7 +954,8 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Float
     lengths = c.workload.lengths
     if lengths is not None and (lengths.dealt or not lengths.alike):
         parts["length_imbalance"] = step.imbalance_s + 0.0 * busiest
-    parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
+    overhead_s = c.constants.framework.step_overhead_s + checked_backward_s(c)
+    parts["step_overhead"] = overhead_s + 0.0 * busiest
     parts["scale"] = total(parts) * scale_share(c.workload, layout, c.constants)
     return StepTime(parts)
 

@@ -202,6 +202,8 @@ class Workload(RunSettings):
     """The same of the activation function of a gated feed-forward."""
     permutes_in_dispatch: bool = False
     """Whether HybridEP's transfers put tokens into the experts' order and back, without kernels for it."""
+    checks_gradients: bool = False
+    """Whether the host looks at each weight's gradient before it is reduced (`check_for_nan_in_grad`)."""
     keeps_gathered_inputs: bool = False
     """Whether sequence parallelism keeps the gathered inputs of column-parallel products for the backward
     pass, instead of gathering them again."""

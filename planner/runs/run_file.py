@@ -587,6 +587,7 @@ def _software_of(settings: SettingsDoc) -> dict[str, Any]:
         "first_fp8_kernels": _stated(settings.first_fp8_kernels, has_first_fp8_kernels(release)),
         "fused_norm": recipe_switch(recipe, "fused_rmsnorm"),
         "permutes_in_dispatch": bool(recipe_switch(recipe, "moe_permute_fusion_into_hybridep")),
+        "checks_gradients": bool(recipe_switch(recipe, "check_for_nan_in_grad")),
         "keeps_gathered_inputs": settings.keeps_gathered_inputs or gathers_anew is False,
     }
 

@@ -114,7 +114,7 @@ def test_graphs_take_the_host_out_and_attention_in_them_the_wait_for_token_count
         for graph in ("none", "feed_forward", "partial", "full")
     }
     assert host_s(times["full"]) == 0.0
-    assert host_s(times["none"]) == host_s(times["feed_forward"])
+    assert host_s(times["feed_forward"]) <= host_s(times["none"])
     assert len({bare_s(times[graph]) for graph in ("none", "feed_forward", "partial")}) == 1
     assert bare_s(times["full"]) < bare_s(times["none"]), "their products take the activation in"
     wait = constants_for(work).framework.moe_sync_s

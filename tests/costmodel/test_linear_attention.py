@@ -145,17 +145,42 @@ def test_products_of_a_chunk_make_the_recurrence_and_are_what_is_priced() -> Non
 
 
 @pytest.mark.parametrize("tp", [1, 4])
-def test_delta_rule_takes_its_products_beside_its_bytes(tp: int) -> None:
+def test_delta_rule_takes_its_products_or_its_bytes(tp: int) -> None:
     work, layout = workload(wide_model()), Layout(tp=tp, dp=8 // tp)
     c = make_context(work, layout, nested_placement(work.cluster, layout))
     rule = delta_rule_s(c, WIDE)
     heads = 4096 * 32 / tp
     rates, flops = c.rates, 81_920 + 4096 / 3 + 98_304
-    forward = np.hypot(flops / rates.attention_forward_flops, 5120 / rates.hbm_bytes_per_s)
-    products = 3 * flops / rates.attention_backward_flops
-    backward = np.hypot(products, 11_008 / rates.hbm_bytes_per_s)
+    in_kernels = 0.75e12 * rates.sms
+    forward = max(flops / in_kernels, 5120 / rates.hbm_bytes_per_s)
+    backward = max(3 * flops / in_kernels, 11_008 / rates.hbm_bytes_per_s)
     assert rule.forward == pytest.approx(heads * forward)
     assert rule.backward == pytest.approx(heads * backward)
+
+
+@pytest.mark.parametrize(
+    ("device", "heads", "forward_ms", "backward_ms"),
+    [
+        ("h200", 32, 1.890, 5.697),
+        ("h200", 48, 2.711, None),
+        ("h200", 64, 3.331, None),
+        ("gb200", 32, 1.770, 5.714),
+        ("gb200", 48, 2.521, None),
+        ("gb200", 64, 2.943, None),
+    ],
+)
+def test_delta_rule_takes_what_was_measured(
+    device: str, heads: int, forward_ms: float, backward_ms: float | None
+) -> None:
+    """32,768 tokens in the kernels of flash-linear-attention (QwenLM/FlashQLA, benchmark)."""
+    cluster = read_cluster({"h200": "dgx-h200", "gb200": "gb200-nvl72"}[device])
+    work = replace(workload(wide_model(), 32_768), cluster=cluster)
+    layout = Layout(dp=8)
+    c = make_context(work, layout, nested_placement(cluster, layout))
+    rule = delta_rule_s(c, WIDE.model_copy(update={"value_heads": heads}))
+    assert 1e3 * float(rule.forward) == pytest.approx(forward_ms, rel=0.18)
+    if backward_ms is not None:
+        assert 1e3 * float(rule.backward) == pytest.approx(backward_ms, rel=0.15)
 
 
 def test_layers_have_the_mean_time_and_linear_ones_do_not_slow_with_the_sequence() -> None:
@@ -329,18 +354,19 @@ def test_chunks_of_kimi_delta_attention_make_its_recurrence() -> None:
     assert times.flops - 2 * size * left_out == 2 * size * per_position
 
 
-def test_kimi_delta_attention_takes_its_products_beside_its_bytes() -> None:
+def test_kimi_delta_attention_takes_its_products_or_its_bytes() -> None:
     work, layout = workload(other_model(KDA)), Layout(dp=8)
     c = make_context(work, layout, nested_placement(work.cluster, layout))
     rule, rates, heads = kda_rule_s(c, KDA), c.rates, 4096 * 32
     # Of 64 positions, 128 wide: 20,480 + 49,152 + 1,365.3 + 98,304 FLOP, and 7,264 bytes with two states.
     flops = 20_480 + 49_152 + 4096 / 3 + 98_304
     moved = 44 * 128 + 12 * 128 + 8 * 64 + 96 + 4 * 256
-    forward = np.hypot(flops / rates.attention_forward_flops, moved / rates.hbm_bytes_per_s)
+    in_kernels = 0.75e12 * rates.sms
+    forward = max(flops / in_kernels, moved / rates.hbm_bytes_per_s)
     assert rule.forward == pytest.approx(heads * forward)
     flops = 64 * (6 * 128 + 5 * 128 + 10 * 128) + 4 * 4096 + 16 * 16_384
     moved = 96 * 128 + 30 * 128 + 22 * 64 + 8 * 256
-    backward = np.hypot(flops / rates.attention_backward_flops, moved / rates.hbm_bytes_per_s)
+    backward = max(flops / in_kernels, moved / rates.hbm_bytes_per_s)
     assert rule.backward == pytest.approx(heads * backward)
     # Finer decays cost more than those of a head (arXiv 2510.26692, section 3.2).
     square = LinearAttentionSpec.model_validate(SQUARE)

@@ -312,6 +312,24 @@ def test_the_first_fp8_kernels_of_blackwell_double_its_16_bit_rate() -> None:
     assert of_hopper[0] == of_hopper[1]
 
 
+def test_checks_of_gradients_expose_the_launches_of_the_last_backward_pass() -> None:
+    def overhead_s(pp: int, *, overlaps: bool, checks: bool = False) -> float:
+        work = replace(WORK, framework="nemo", dp_overlap=overlaps, checks_gradients=checks)
+        layout = Layout(pp=pp, dp=64 // pp, num_micro_batches=8)
+        stages = ((work.model.layers // pp,),) * pp
+        priced = estimate_layout(work, layout, nested_placement(work.cluster, layout), stages)
+        return float(priced.breakdown_s["step_overhead"])
+
+    launches_s = (
+        2 * WORK.model.layers * stack_constants(replace(WORK, framework="nemo")).launch_layer_s
+    )
+    for pp in (1, 2):
+        plain = overhead_s(pp, overlaps=True)
+        checked = overhead_s(pp, overlaps=True, checks=True)
+        assert checked - plain == pytest.approx(launches_s / pp)
+        assert overhead_s(pp, overlaps=False, checks=True) == plain
+
+
 @pytest.mark.parametrize("framework", ["aa-scaling", "pytorch"])
 def test_eager_stacks_keep_more(framework: str) -> None:
     eager, _ = activation_bytes_per_layer(replace(WORK, framework=framework), LAYOUT, experts=False)

@@ -14,10 +14,11 @@ from meshwright.costmodel.activations import activation_bytes_per_layer, saved_a
 from meshwright.costmodel.buffers import dispatch_buffers, transients
 from meshwright.costmodel.collectives import ring_pass_s
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.execution_names import Dispatcher
+from meshwright.costmodel.execution_names import Dispatcher, GraphScope
 from meshwright.costmodel.feed_forward import moe_mlp
 from meshwright.costmodel.kernels import gemm_s
 from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import constants_for
@@ -336,3 +337,20 @@ def test_transfers_that_sort_write_and_read_every_copy_once() -> None:
             float(np.asarray(getattr(block, passes)["memory_bound"])) for block in (apart, together)
         )
         assert before - after == pytest.approx(each * spared, rel=0.02)
+
+
+def test_graphs_of_the_router_leave_what_graphs_of_attention_too_would_take() -> None:
+    """Seconds of the host where it paces a layer: graphs of router and preparation leave attention's half."""
+    work = workload(seq_len=64, moe_dispatch="hybridep", precision="fp8")
+    layout = Layout(dp=8, ep=8)
+
+    def host_s(graph: GraphScope) -> float:
+        c = context(replace(work, cuda_graph=graph), layout)
+        layer = kind_times(c).moe
+        assert layer is not None
+        return float(np.asarray(layer.parts["host"]))
+
+    constants = context(work, layout).constants
+    stack, partial = constants.framework, constants.shared["partial_graph_host_share"]
+    spared = (1 - partial) * stack.launch_moe_layer_s - 0.5 * stack.launch_layer_s
+    assert host_s("none") - host_s("feed_forward") == pytest.approx(3 * spared, rel=0.02)
