@@ -377,6 +377,9 @@ _COMPILED_LOGIT_BYTES = 10.0
 compiler makes for the gradient, as that is scattered into, and the gradient at 16 bits (megatron-core 0.19.2,
 core/fusions/fused_cross_entropy.py, calculate_gradients, as torch 2.13 compiles it; Megatron-LM at 0cb4a9c8
 says so in that file, and avoids it)."""
+_ONE_KERNEL_LOGIT_BYTES = 4.0
+"""Of a logit at the peak of PyTorch's cross entropy in one kernel: logits and their gradient at 16 bits, no
+copy at 32 (torchtitan 0.1.0, components/loss.py, under torch.compile)."""
 _SOFTMAX_BYTES = 4.0
 """Of a logit that Megatron's own cross entropy keeps until its backward pass."""
 
@@ -546,9 +549,15 @@ def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> F
 
 
 def _bytes_of_logit(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
-    """At the peak of the loss; where the stack's profile does not say it, by how Megatron runs the loss."""
+    """At the peak of the loss; where the stack's profile does not say it, by how Megatron runs the loss.
+
+    A run may say that its loss is one kernel where the stack's own is not. What is known of losses whose
+    logits tensor-parallel ranks share (torch.distributed.tensor, loss_parallel) stays the stack's.
+    """
     if profile.logit_bytes:
-        return np.where(np.asarray(layout.tp) > 1, profile.split_logit_bytes, profile.logit_bytes)
+        fewer = _ONE_KERNEL_LOGIT_BYTES if workload.te_loss else np.inf
+        whole = np.minimum(profile.logit_bytes, fewer)
+        return np.where(np.asarray(layout.tp) > 1, profile.split_logit_bytes, whole)
     stack = stack_constants(workload)
     if stack.fused_loss:
         return _FUSED_LOGIT_BYTES

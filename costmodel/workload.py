@@ -118,7 +118,8 @@ class RunSettings:
     fp8_recipe: Fp8Recipe | None = None
     """How FP8 scales come about; None in other precisions, and where the framework leaves no choice."""
     te_loss: bool | None = None
-    """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
+    """Cross entropy is one kernel over 16-bit logits, Transformer Engine's or compiled; None for the
+    framework's own."""
     offload_modules: OffloadedModules = "none"
     """Modules of each layer whose saved tensors are copied to the host's memory and back."""
     parameter_offload: ParameterOffload = "none"

@@ -180,6 +180,14 @@ def test_a_compiled_loss_keeps_logits_and_their_gradient(tp: int, each: int) -> 
     assert parts["logits"][0] * GIB == pytest.approx(each * LLAMA_8B_TOKENS * 128_256 / tp)
 
 
+@pytest.mark.parametrize(("tp", "said", "each"), [(1, True, 4), (1, False, 14), (8, True, 18)])
+def test_a_run_says_that_its_loss_is_one_kernel(tp: int, said: bool, each: int) -> None:
+    layout = Layout(tp=tp, dp=8 // tp, sequence_parallel=tp > 1, zero_stage=3, micro_batch=2)
+    compiled = replace(workload("llama-3-8b", "torchtitan-compile"), te_loss=said)
+    parts = stage_memory_parts_gib(compiled, layout, ((32,),))
+    assert parts["logits"][0] * GIB == pytest.approx(each * LLAMA_8B_TOKENS * 128_256 / tp)
+
+
 def test_gathered_weights_of_llama_3_8b() -> None:
     """Table and head twice in 16 bits, three layers in 16 bits: 4 x 1.051 GB and 6 x 218 MB."""
     layout = Layout(dp=8, zero_stage=3)

@@ -106,6 +106,8 @@ def test_the_rules_that_bind_a_stack(stack: str, bound_by: str | None) -> None:
         ("PaddlePaddle 2.5.1 (FlagPerf)", "paddle"),
         ("PyTorch FSDP", "fsdp2"),
         ("torchtitan 2024", "torchtitan-compile"),
+        ("torchtitan 0.1.0 compile", "torchtitan-compile"),
+        ("torchtitan v0.2.2", "torchtitan"),
         ("torchtitan eager", "torchtitan-eager"),
         ("DeepSpeed 0.19", "deepspeed"),
         ("megatron", "megatron"),
