@@ -418,6 +418,10 @@ rows in the fit. Of settings with five pairs or more whose mean is told more tha
 
 {knobs}
 
+No pair that states all it takes was found of DualPipe (its authors publish profiles, others formulas), of ZeRO++ (figures without their
+numbers, and narrow weights and gradients on the wire have no price), of MegaScale-MoE (arXiv 2505.11432, table 5: no virtual stages, micro-batch
+or recomputation), nor of FlashAttention-3 in a step that a run file can say (a recommender's with three labels a sequence, alibaba/TorchEasyRec).
+
 ## Regret
 Groups of three or more measured layouts of one work without suspects: the measured step of the layout with the least figure over the
 fastest measured one, less 1. The sources of a group are left out of its posterior.
