@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.cluster_specs.reader import cluster_names
 from meshwright.costmodel.layout import AXES
 from meshwright.documents import ClosedDocument, parse_mapping, read_text, validated
 from meshwright.errors import InputError
@@ -80,12 +81,14 @@ class StatedPairDoc(BaseModel):
     id: Annotated[str, Field(min_length=1, max_length=300)]
     source: Words
     knob: Annotated[str, Field(min_length=1, max_length=300)]
-    from_: Words = Field(alias="from")
-    to: Words
+    from_: Words | dict[str, Any] = Field(alias="from")
+    """Words of the source, or settings of a run file."""
+    to: Words | dict[str, Any]
     ratio: Positive
     model: Words | dict[str, Any] | None = None
     """A name, or the sizes."""
-    device: Words | None = None
+    device: Words | dict[str, Any] | None = None
+    """A word of sources for one device, or a cluster as a run file has it: its name, or its fields."""
     gpus: Any = None
     seq_len: Any = None
     global_batch: Any = None
@@ -251,7 +254,7 @@ def _run(doc: StatedPairDoc, settings: Mapping[str, Any], where: str) -> Run:
         "id": doc.id,
         "source": doc.source,
         "model": _model(doc),
-        "cluster": NODES_OF_DEVICES[doc.device or ""],
+        "cluster": _cluster(doc.device),
         "run": dict(settings),
     }
     run = run_from_mapping(row, where=where)
@@ -269,8 +272,7 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
     for name in ("model", "device", "gpus", "seq_len", "global_batch", "layout"):
         if getattr(doc, name) is None:
             raise _NotSaidError(f"{name} not stated")
-    if doc.device not in NODES_OF_DEVICES:
-        raise _NotSaidError("device named by no node of the catalog")
+    _cluster(doc.device)
     model = _model(doc)
     layout = {name: value for name, value in (doc.layout or {}).items() if name != MICRO_BATCHES}
     sharding = layout.pop("zero_stage", None)
@@ -300,6 +302,15 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
     if doc.knob not in _OF_PRECISION:
         shared |= _precision((doc.precision or "").strip())
     return shared
+
+
+def _cluster(device: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """The cluster of a run file."""
+    if isinstance(device, dict) or device in cluster_names():
+        return device
+    if device not in NODES_OF_DEVICES:
+        raise _NotSaidError("device named by no node of the catalog")
+    return NODES_OF_DEVICES[device]
 
 
 def _counted_batch(layout: Mapping[str, Any]) -> int | None:
@@ -422,8 +433,10 @@ _CHANGES["compile"] = lambda words: {"framework": f"{TORCHTITAN.name} {_word(wor
 _CHANGES["gradient_dtype"] = lambda words: {"gradient_dtype": _word(words, _GRADIENTS)}
 
 
-def _change(knob: str, words: str, facts: list[SourceFact]) -> dict[str, Any]:
+def _change(knob: str, words: str | dict[str, Any], facts: list[SourceFact]) -> dict[str, Any]:
     """The settings of one side: in the words of its source where these are known, else in anybody's."""
+    if isinstance(words, dict):
+        return words
     plain = _without_brackets(words)
     for fact in facts:
         if plain in fact.settings:

@@ -442,6 +442,8 @@ def score_pairs(rows: Iterable[StatedPair | UnpricedPair], predict: Predict) -> 
             reason = f"no price: {str(error) or type(error).__name__}"
             unpriced.append(UnpricedPair(id=row.id, knob=row.knob, reason=reason))
             continue
+        # Rates of two batches are compared by the time of as many tokens.
+        second_s *= _tokens(row.first) / _tokens(row.second)
         first = MeasuredStep(run=row.first, predicted_s=first_s, measured_s=1.0)
         second = MeasuredStep(run=row.second, predicted_s=second_s, measured_s=row.ratio)
         pairs.append(Pair(first=first, second=second, knobs=(row.knob,)))
@@ -452,6 +454,10 @@ def score_pairs(rows: Iterable[StatedPair | UnpricedPair], predict: Predict) -> 
         stated_pairs=tuple(pairs),
         unpriced_pairs=tuple(unpriced),
     )
+
+
+def _tokens(run: Run) -> int:
+    return run.workload.global_batch * run.workload.seq_len
 
 
 def score(rows: Iterable[Run | UnreadRow], predict: Predict) -> ValidationReport:
