@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -21,8 +21,11 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
+from pydantic import TypeAdapter
+
 from meshwright.cluster_specs.reader import is_mixed_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.workload import Execution
 from meshwright.documents import (
     ClosedDocument,
     csv_text,
@@ -160,6 +163,17 @@ CLUSTER_SPEC = "cluster_spec"
 """Beside the fields of a JobDoc: a ClusterSpec in place of `cluster`, for nodes that no file lists."""
 
 
+LIKELY = "likely"
+"""Beside them: what `do_job` said in `ran` of the same work on other GPUs, the likeliest first; layouts like
+those are priced first.
+"""
+AS_SEARCHED = "as_searched"
+"""Beside them: whether the plan keeps the mapping that its search found, which need not be the one that sends
+least; its figures are the same.
+"""
+_BESIDE = (CLUSTER_SPEC, LIKELY, AS_SEARCHED)
+
+
 def request_of(job: JobDoc, cluster: ClusterSpec | None = None) -> PlanRequest:
     """The plan request of a job, on a cluster of its own where it has one. Raises InputError."""
     from meshwright.planner.request.reader import read_request
@@ -189,7 +203,7 @@ def do_job(
     Parameters
     ----------
     fields
-        Those of a JobDoc, and `CLUSTER_SPEC` where it has one.
+        Those of a JobDoc, and `CLUSTER_SPEC`, `LIKELY` and `AS_SEARCHED` where it has them.
     cache_folder
         Where answers are kept; None keeps nothing.
     end_s
@@ -198,12 +212,13 @@ def do_job(
     Returns
     -------
     dict
-        Its `row` of results, its `files` by name, whether it was `cached`, and its `seconds`. Whatever goes
-        wrong is said in the row, status `failed`.
+        Its `row` of results, its `files` by name, its layout and execution in `ran`, whether it was `cached`,
+        and its `seconds`. Whatever goes wrong is said in the row, status `failed`.
     """
     began = time.monotonic()
     cluster = fields.get(CLUSTER_SPEC)
-    named = {name: value for name, value in fields.items() if name != CLUSTER_SPEC}
+    how = {name: fields[name] for name in (LIKELY, AS_SEARCHED) if fields.get(name)}
+    named = {name: value for name, value in fields.items() if name not in _BESIDE}
     job = JobDoc.model_validate(named)
     cached, cost = False, {}
     try:
@@ -215,17 +230,20 @@ def do_job(
         cache = AnswerCache(Path(cache_folder)) if cache_folder else None
         # An answer that took its time is as good for a job with a time limit.
         key = request_key(replace(request, time_limit_s=None))
+        if how:
+            # Of equally fast layouts it may be another one, and its search counts less.
+            key = hashlib.sha256(json.dumps([key, how], sort_keys=True).encode()).hexdigest()
         answer = cache.get(key) if cache else None
         cached = answer is not None
         if answer is None:
             with until(end_s):
-                answer = _answer(request)
+                answer = _answer(request, how)
             if cache and request.time_limit_s is None:
                 cache.put(key, answer)
         cost = cost_figures(budget, answer["figures"], request.cluster)
     except Exception as error:  # noqa: BLE001 - one job must not stop the others
         figures = {"status": "failed", "message": message_of(error)[0]}
-        answer = {"figures": figures, "files": {}}
+        answer = {"figures": figures, "files": {}, "ran": None}
     answer = {**answer, "figures": {**answer["figures"], **cost}}
     return _done(job, answer, began, is_cached=cached)
 
@@ -237,6 +255,7 @@ def _done(
     return {
         "row": job_row(job, answer["figures"]),
         "files": answer["files"],
+        "ran": answer.get("ran"),
         "cached": is_cached,
         "seconds": time.monotonic() - began_s,
     }
@@ -255,15 +274,37 @@ def _answer_on_parts(request: MixedRequest, budget: Budget) -> dict[str, Any]:
     return {"figures": figures_on_parts(result), "files": files}
 
 
-def _answer(request: PlanRequest) -> dict[str, Any]:
+def _answer(request: PlanRequest, how: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a plan: its figures and its files, without how long it took, which always differs."""
     from meshwright.planner.launch.plan_files import plan_files
+    from meshwright.planner.plan.best_plan import likely_as
     from meshwright.planner.plan.make_plan import make_plan
+    from meshwright.planner.runs.run_terms import LayoutDoc, layout_from_document
 
-    plan = make_plan(request, robustness=False, choices=False)
+    execution = TypeAdapter(Execution | None)
+    plans = [
+        (
+            layout_from_document(LayoutDoc.model_validate(each["layout"])),
+            execution.validate_python(each["execution"]),
+        )
+        for each in how.get(LIKELY, ())
+    ]
+    plan = make_plan(
+        request,
+        robustness=False,
+        choices=False,
+        likely=likely_as(request, plans),
+        least_traffic=not how.get(AS_SEARCHED),
+    )
     solver = plan.solver.model_copy(update={"wall_s": None})
     plan = plan.model_copy(update={"solver": solver})
-    return {"figures": plan.figures(), "files": plan_files(plan) if plan.layout else {}}
+    if plan.layout is None:
+        return {"figures": plan.figures(), "files": {}, "ran": None}
+    ran = {
+        "layout": plan.layout.model_dump(mode="json"),
+        "execution": execution.dump_python(plan.execution, mode="json"),
+    }
+    return {"figures": plan.figures(), "files": plan_files(plan), "ran": ran}
 
 
 Task = tuple[int, Mapping[str, Any]]
@@ -279,13 +320,20 @@ JOBS_PER_PROCESS = 250
 def given_up(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The result of a job whose worker ended every time."""
     words = f"its worker process ended {MOST_ATTEMPTS} times (killed, or out of memory)"
-    return {"row": failed_row(fields, words), "files": {}, "cached": False, "seconds": 0.0}
+    row = failed_row(fields, words)
+    return {"row": row, "files": {}, "ran": None, "cached": False, "seconds": 0.0}
 
 
-def local_engine(workers: int, cache_folder: str | None, end_s: float = inf) -> Engine:
+def local_engine(
+    workers: int,
+    cache_folder: str | None,
+    end_s: float = inf,
+    pool: ProcessPool | None = None,
+) -> Engine:
     """Processes of this machine; one worker is this process itself.
 
-    Jobs end at `end_s` of the monotonic clock.
+    Jobs end at `end_s` of the monotonic clock. Processes are those of a `pool` where one is given, which its
+    owner ends.
 
     A job whose worker ends is done again, alone, and given up when that was so every time.
     """
@@ -296,8 +344,9 @@ def local_engine(workers: int, cache_folder: str | None, end_s: float = inf) -> 
 
     def pooled(tasks: Iterable[Task]) -> Iterator[Done]:
         named = ((task, partial(do_job, dict(task[1]), cache_folder, end_s)) for task in tasks)
-        with ProcessPool(workers, JOBS_PER_PROCESS) as pool:
-            for task, done in pool.results(named, lambda task: given_up(task[1])):
+        lasting = nullcontext(pool) if pool is not None else ProcessPool(workers, JOBS_PER_PROCESS)
+        with lasting as processes:
+            for task, done in processes.results(named, lambda task: given_up(task[1])):
                 yield task[0], done
 
     return here if workers == 1 else pooled

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, groupby, zip_longest
+from itertools import accumulate, groupby
 from math import inf
 from operator import itemgetter
 from pathlib import Path
@@ -23,7 +23,14 @@ from meshwright.documents import ClosedDocument, csv_text
 from meshwright.errors import InputError, OutOfTimeError, check_choice
 from meshwright.planner.drawing import Drawing, distinct_colour, ink_on, shortened, text_width
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.many.batch import CLUSTER_SPEC, Task, local_engine
+from meshwright.planner.many.batch import (
+    AS_SEARCHED,
+    CLUSTER_SPEC,
+    JOBS_PER_PROCESS,
+    LIKELY,
+    Task,
+    local_engine,
+)
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.many.sharing import (
     OBJECTIVES,
@@ -51,7 +58,7 @@ from meshwright.planner.plan.texts import priced_of
 from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.solvers.clock import current_end_s, is_over, limit_left_s, within
-from meshwright.planner.solvers.processes import usable_cores
+from meshwright.planner.solvers.processes import ProcessPool, usable_cores
 
 # Leaves dealt out job by job: what CP-SAT starts from, and often all there is to find.
 #
@@ -784,18 +791,22 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
     OutOfTimeError
         Where the time limit came before any job had a plan.
     """
-    with within(options.time_limit_s):
-        return _run(path, options, progress)
+    with within(options.time_limit_s), ProcessPool(_processes(options), JOBS_PER_PROCESS) as pool:
+        return _run(path, options, progress, pool)
 
 
-def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
+def _processes(options: FleetOptions) -> int:
+    return options.workers or usable_cores()
+
+
+def _run(path: Path, options: FleetOptions, progress: Progress, pool: ProcessPool) -> Fleet:
     check_choice(options.objective, OBJECTIVES, "--objective", "unknown objective")
     parts = _parts(options)
     jobs = read_fleet(path, options.cluster, options.calibration, vars(Budget.of(vars(options))))
     if options.objective != "throughput":
         _require_tokens(jobs, path, options.objective)
     began = time.monotonic()
-    plans = _Plans(parts, options, progress)
+    plans = _Plans(parts, options, progress, pool)
     answered, unplanned = _sized_jobs(jobs, plans)
     sized_jobs = [job for job in answered if isinstance(job, SizedJob)]
     without_plan = [job for job in answered if isinstance(job, UnplannedJob)]
@@ -828,11 +839,15 @@ def _on_its_nodes(fleet: Fleet, plans: _Plans) -> Fleet:
     """The same fleet with every job that runs planned on the nodes that it got."""
     began = time.monotonic()
     keys: list[str | None] = []
+    like: dict[str, list[str]] = {}
     for index, job in enumerate(fleet.jobs):
         size, _, _, units = fleet.outcome(index)
-        keys.append(None if size is None else plans.key(job.job, size.part, units))
-    plans.make(list(dict.fromkeys(filter(None, keys))), reserve_s=0.0)
-    results = [plans.results.get(key or "") for key in keys]
+        key = None if size is None else plans.key(job.job, size.part, units)
+        keys.append(key)
+        if key is not None and size is not None:
+            like[key] = [plans.key_of_size(job.job, size.part, size.units)]
+    answers = plans.in_full(like)
+    results = [answers.get(key or "") for key in keys]
     placed = tuple(each if each and each["row"].get("tokens_per_s") else None for each in results)
     return replace(
         fleet,
@@ -926,14 +941,18 @@ class _Plans:
     """
 
     def __init__(
-        self, parts: Sequence[FleetPart], options: FleetOptions, progress: Progress
+        self,
+        parts: Sequence[FleetPart],
+        options: FleetOptions,
+        progress: Progress,
+        pool: ProcessPool,
     ) -> None:
-        self.parts = parts
+        self.parts, self._pool = parts, pool
         self.results: dict[str, dict[str, Any]] = {}
         self._tasks: dict[str, dict[str, Any]] = {}
         self._alone: dict[tuple[int, int], tuple[Sequence[NodeSpec], str]] = {}
         self._progress = progress
-        self._workers = options.workers or usable_cores()
+        self._workers = _processes(options)
         self._cache = str(options.cache.absolute()) if options.cache else None
 
     @property
@@ -990,18 +1009,49 @@ class _Plans:
             self._tasks[key] = {**task, **({CLUSTER_SPEC: each.cluster_of(nodes)} if nodes else {})}
         return key
 
-    def make(self, keys: Sequence[str], reserve_s: float) -> None:
-        """Answers questions in this order, as far as time allows when so many seconds of it are kept."""
-        waiting = [key for key in keys if key not in self.results]
-        if not waiting:
+    def make(self, like: Mapping[str, Sequence[str]], reserve_s: float) -> None:
+        """Answers questions in this order, as far as time allows when so many seconds of it are kept.
+
+        `like` has for each question those whose answers are likely much the same, the likeliest first: of
+        those that were answered before this call the layouts are where the search begins.
+        """
+        tasks = {
+            key: {**self._tasks[key], LIKELY: self._ran(others), AS_SEARCHED: True}
+            for key, others in like.items()
+            if key not in self.results
+        }
+        for key, result in self._answers(tasks, reserve_s):
+            self.results[key] = result
+
+    def in_full(self, like: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+        """Answers to questions with the mapping that sends least; where time is short, the earlier answer."""
+        tasks = {
+            key: {**self._tasks[key], LIKELY: self._ran(others)} for key, others in like.items()
+        }
+        answers = {key: result for key, result in self._answers(tasks, 0.0) if _is_answered(result)}
+        return {
+            key: answers.get(key) or self.results[key]
+            for key in like
+            if key in answers or key in self.results
+        }
+
+    def _ran(self, keys: Iterable[str]) -> list[dict[str, Any]]:
+        """How plans run that answered some questions."""
+        results = (self.results.get(key) for key in keys)
+        return [result["ran"] for result in results if result is not None and result["ran"]]
+
+    def _answers(
+        self, tasks: Mapping[str, Mapping[str, Any]], reserve_s: float
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        if not tasks:
             return
-        tasks = [(position, self._tasks[key]) for position, key in enumerate(waiting)]
-        engine = local_engine(
-            min(self._workers, len(waiting)), self._cache, current_end_s() - reserve_s
-        )
-        for position, result in engine(_in_time(tasks, reserve_s)):
-            self.results[waiting[position]] = result
-            self._progress(len(self.results), len(self._tasks))
+        keys, end_s = list(tasks), current_end_s() - reserve_s
+        engine = local_engine(self._workers, self._cache, end_s, self._pool)
+        done = set(self.results)
+        for position, result in engine(_in_time(enumerate(tasks.values()), reserve_s)):
+            done.add(keys[position])
+            yield keys[position], result
+            self._progress(len(done), len(self._tasks))
 
 
 def _sized_jobs(
@@ -1017,7 +1067,8 @@ def _sized_jobs(
         for job in jobs
     ]
     given_s = limit_left_s()
-    plans.make(_one_of_each(questions), 0.0 if given_s is None else SHARING_SHARE * given_s)
+    for like in _one_of_each(questions):
+        plans.make(like, 0.0 if given_s is None else SHARING_SHARE * given_s)
     results = plans.results
     sized_jobs = []
     for job, row in zip(jobs, questions, strict=True):
@@ -1026,11 +1077,23 @@ def _sized_jobs(
     return sized_jobs, plans.unanswered
 
 
-def _one_of_each(questions: Sequence[Sequence[tuple[int, int, str]]]) -> list[str]:
-    """Names of the questions, each job's smallest size first, then each one's next."""
+def _one_of_each(
+    questions: Sequence[Sequence[tuple[int, int, str]]],
+) -> Iterator[dict[str, list[str]]]:
+    """Names of the questions, each job's smallest size first, then each one's next; beside each those of its
+    smaller sizes on the same part: the largest that divides it, and the largest.
+    """
     rows = [sorted(row, key=itemgetter(1)) for row in questions]
-    turns = chain.from_iterable(zip_longest(*rows))
-    return list(dict.fromkeys(question[2] for question in turns if question is not None))
+    for turn in range(max(map(len, rows), default=0)):
+        like: dict[str, list[str]] = {}
+        for row in rows:
+            if turn < len(row):
+                part, units, name = row[turn]
+                smaller = [each for each in row[:turn] if each[0] == part and each[1] < units]
+                parted = [each for each in smaller if units % each[1] == 0]
+                names = [each[2] for each in (*parted[-1:], *smaller[-1:])]
+                like.setdefault(name, list(dict.fromkeys(names)))
+        yield like
 
 
 def _in_time(tasks: Iterable[Task], reserve_s: float) -> Iterator[Task]:

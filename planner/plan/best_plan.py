@@ -430,6 +430,43 @@ class BestPlan:
         return claim_of(self.outcome.status)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Likely:
+    """Layouts that are likely good, and how they are likely run."""
+
+    layouts: Layout
+    """An array of some."""
+    run_as: Execution | None = None
+
+
+def likely_as(
+    request: PlanRequest, plans: Sequence[tuple[Layout, Execution | None]]
+) -> Likely | None:
+    """Layouts for a request like plans of the same work on other numbers of GPUs; None where there are none.
+
+    Each plan has one of its degrees as many times larger as there are more GPUs; what is left over is idle.
+    They are run as the first plan.
+    """
+    batch, layers = request.global_batch, request.model.layers
+    layouts: dict[Layout, None] = {}
+    for layout, _ in plans:
+        more = request.gpus // int(layout.gpus)
+        for axis in ("dp", "pp", "cp") if more > 1 else ("dp",):
+            like = replace(layout, **{axis: getattr(layout, axis) * more})
+            if layers % (int(like.pp) * int(like.vpp)):
+                like = replace(like, vpp=1)
+            count, uneven = divmod(batch, int(like.dp) * int(like.micro_batch))
+            if count and not uneven:
+                like = replace(like, num_micro_batches=count, recompute_layers=0)
+                layouts.setdefault(like)
+    if not layouts:
+        return None
+    columns = {
+        name: np.array([getattr(each, name) for each in layouts]) for name in vars(plans[0][0])
+    }
+    return Likely(layouts=Layout(**columns), run_as=plans[0][1])
+
+
 def best_plan(
     request: PlanRequest,
     progress: Progress | None = None,
@@ -443,6 +480,7 @@ def best_plan(
     own_buckets: bool = False,
     compares: bool = True,
     compares_later: bool = False,
+    counts: bool = False,
     known_survey: KnownSurvey | None = None,
 ) -> BestPlan:
     """Searches for the best plan of a request.
@@ -458,9 +496,9 @@ def best_plan(
     hedged
         Whether a calibrated plan says how it does over the posterior, where that is quick.
     begin_with
-        A layout that is likely good, priced first.
+        A layout that is likely good, or an array of some, priced first.
     run_as
-        How that layout is likely run.
+        How they are likely run.
     most_priced
         Layouts that a search may price.
     params
@@ -471,10 +509,13 @@ def best_plan(
         Whether a plan that leaves GPUs idle is held against the best on all of them, which takes a search.
     compares_later
         Whether the caller runs that search, where nothing else depends on it: `BestPlan.comparison`.
+    counts
+        Whether what the search counts is read where it begins with a layout; without one it is.
     known_survey
         What was surveyed of this request, or of one with a larger space.
     """
     likely, likely_run_as = begin_with, run_as
+    are_counts_read = counts or likely is None
 
     def searched(
         asked: PlanRequest,
@@ -494,8 +535,8 @@ def best_plan(
             on_first=on_first if counts else None,
             begin_with=begin_with or likely,
             run_as=run_as,
-            # With a layout from outside the plan is another one's, and its counts are not read.
-            counts=counts and likely is None,
+            # With a layout from outside the plan is most often another one's, and its counts are not read.
+            counts=counts and are_counts_read,
             most_priced=most_priced,
             params=params,
             own_buckets=own_buckets,

@@ -27,6 +27,7 @@ from meshwright.planner.plan.assemble import (
 )
 from meshwright.planner.plan.best_plan import (
     BestPlan,
+    Likely,
     Question,
     adopted,
     answers_to,
@@ -66,6 +67,8 @@ def make_plan(
     choices: bool = True,
     progress: Progress | None = None,
     model_file: Path | None = None,
+    likely: Likely | None = None,
+    least_traffic: bool = True,
 ) -> Plan:
     """The whole plan for a request: the fastest one, verified, and what becomes of it under errors of the
     cost model.
@@ -86,6 +89,11 @@ def make_plan(
         Called with one line whenever a better plan is found.
     model_file
         Where to write the last CP-SAT model of the search; a warning of the plan says where there was none.
+    likely
+        Layouts that are priced first; the answer does not depend on them, but for which of equally fast
+        layouts it is.
+    least_traffic
+        Whether, of the mappings with the price of the plan, the one that sends least is looked for.
 
     Returns
     -------
@@ -108,6 +116,8 @@ def make_plan(
             hedged=robustness,
             compares_later=asks,
             on_first=ahead.begin if choices else None,
+            likely=likely,
+            least_traffic=least_traffic,
         )
         unwritten = _unwritten(ended, model_file)
         if progress is not None and plan.objective.step_time_s is not None:
@@ -167,6 +177,8 @@ def _searched(
     explained: bool = True,
     compares_later: bool = False,
     on_first: Callable[[Priced], None] | None = None,
+    likely: Likely | None = None,
+    least_traffic: bool = True,
 ) -> tuple[BestPlan, Plan]:
     """How the search ended, and its plan."""
     began = time.monotonic()
@@ -176,12 +188,20 @@ def _searched(
         limit_s = SEARCH_SHARE * share * min(request.time_limit_s, remaining_s())
         request = replace(request, time_limit_s=limit_s)
     ended = best_plan(
-        request, progress, on_first=on_first, hedged=hedged, compares_later=compares_later
+        request,
+        progress,
+        on_first=on_first,
+        hedged=hedged,
+        begin_with=None if likely is None else likely.layouts,
+        run_as=None if likely is None else likely.run_as,
+        compares_later=compares_later,
+        counts=True,
     )
     infeasible = None
     if explained and ended.outcome.status == "infeasible":
         infeasible = explain_infeasible(ended.request, space_of(ended.request).workload)
-    return ended, _document(ended, time.monotonic() - began, infeasible)
+    wall_s = time.monotonic() - began
+    return ended, _document(ended, wall_s, infeasible, least_traffic=least_traffic)
 
 
 def _unwritten(ended: BestPlan, model_file: Path | None) -> list[str]:
@@ -192,10 +212,16 @@ def _unwritten(ended: BestPlan, model_file: Path | None) -> list[str]:
     return [] if why is None else [why]
 
 
-def _document(ended: BestPlan, wall_s: float, infeasible: Infeasible | None = None) -> Plan:
+def _document(
+    ended: BestPlan,
+    wall_s: float,
+    infeasible: Infeasible | None = None,
+    *,
+    least_traffic: bool = True,
+) -> Plan:
     """The verified plan of a search that took so many seconds."""
     request = ended.request
-    outcome = _with_least_traffic(request, ended.outcome)
+    outcome = _with_least_traffic(request, ended.outcome) if least_traffic else ended.outcome
     plan = plan_from_outcome(
         request, outcome, space_of(request), wall_s, infeasible=infeasible, full=ended.full
     )

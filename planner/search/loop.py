@@ -454,25 +454,29 @@ class LayoutSearch:
         self._early = outcome.best or self._early
         return outcome.best[0].layout if outcome.best else known
 
-    def _price_first(self, layout: Layout) -> None:
-        """Prices one layout under each execution, as long as that may be faster than those before.
+    def _price_first(self, layouts: Layout) -> None:
+        """Prices a layout, or each of some, under each execution, as long as that may be faster than those
+        before.
 
-        Least bounds first. Where it is known how the layout is likely run, that is asked first, and the
-        others only if it does not fit so. A layout that is not of the space is left out: its price would not
-        be of a plan.
+        Least bounds first. Where it is known how they are likely run, that is asked first, and the others
+        only if none fits so. A layout that is not of the space is left out: its price would not be of a plan.
         """
-        degrees = as_array(layout)
-        if not self._space.has(layout) or not self._are_sought(degrees).all():
+        degrees = layouts if np.ndim(layouts.tp) else as_array(layouts)
+        of_space = [self._space.has(degrees.scalar(row)) for row in range(np.size(degrees.tp))]
+        degrees = degrees.take(np.flatnonzero(of_space))
+        degrees = degrees.take(self._are_sought(degrees))
+        count = np.size(degrees.tp)
+        if not count:
             return
-        likely = self._likely_branch(layout, degrees)
+        likely = self._likely_branch(degrees.scalar(0), degrees)
         if likely is not None:
             self._price_under(likely, degrees)
         if self._best:
             return
         scan = DegreeScan(self._space, self._branches, self._table, degrees, self._remaining_s)
-        for index, alone, _, _ in scan.by_branch(np.arange(1), lambda: self._cutoff_s):
+        for index, own, _, _ in scan.by_branch(np.arange(count), lambda: self._cutoff_s):
             if index != likely:
-                self._price_under(index, alone)
+                self._price_under(index, own)
 
     def _likely_branch(self, layout: Layout, degrees: Layout) -> int | None:
         """The execution that differs least from how the layout is likely run; None where that is unknown."""
@@ -490,13 +494,17 @@ class LayoutSearch:
         }
         return min(unlike, key=lambda index: unlike[index], default=None)
 
-    def _price_under(self, index: int, layout: Layout) -> None:
-        """Prices one layout, an array of one, under one execution where it may beat the cutoff."""
+    def _price_under(self, index: int, layouts: Layout) -> None:
+        """Prices layouts, [n], under one execution where they may beat the cutoff, least bounds first."""
         self._remaining_s()
         branch = self._branches[index]
-        layouts, _, bound_s = branch.promising_layouts(layout, self._cutoff_s, self.certificate)
-        for bounds in branch.mapping_bounds(layouts, self._top_k) if len(bound_s) else ():
-            candidate = self.chooser.add(index, layouts.scalar(0), bounds)
+        layouts, _, bound_s = branch.promising_layouts(layouts, self._cutoff_s, self.certificate)
+        mappings = branch.mapping_bounds(layouts, self._top_k) if len(bound_s) else []
+        candidates = [
+            self.chooser.add(index, layouts.scalar(row), bounds)
+            for row, bounds in enumerate(mappings)
+        ]
+        for candidate in sorted(candidates, key=lambda each: each.bound_s):
             if candidate.bound_s < self._cutoff_s:
                 self._price(candidate)
 
@@ -1064,7 +1072,7 @@ def search_executions(
     on_first
         Called with the price of the layout that the search begins with, where there is one.
     begin_with
-        A layout that is likely good, priced first.
+        A layout that is likely good, or an array of some, priced first.
     run_as
         How that layout, or the best one where none is given, is likely run; under other executions it is then
         no more than one of all.

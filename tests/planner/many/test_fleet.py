@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
+from meshwright.costmodel.layout import Layout
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.planner.many.batch import AS_SEARCHED, CLUSTER_SPEC, LIKELY, do_job, request_of
 from meshwright.planner.many.fleet import LeafRoom, deal_out, place_jobs
+from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.many.sharing import (
     Allocation,
     FleetJobDoc,
@@ -38,6 +42,7 @@ from meshwright.planner.many.sharing import (
     share_throughput,
     timed_jobs,
 )
+from meshwright.planner.plan.best_plan import likely_as
 from meshwright.planner.request.choices import WITHOUT
 
 PARAMS = FleetParams(deterministic_s=10)
@@ -428,6 +433,48 @@ def test_from_the_file_to_plans_on_named_nodes(tmp_path: Path, kept: Path) -> No
         ".//{http://www.w3.org/2000/svg}rect/{http://www.w3.org/2000/svg}title"
     )
     assert len(squares) == 3
+
+
+def uneven_job(nodes: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a job on the first nodes of a list with leaves of 3, 2 and 1 free nodes."""
+    listed = [{"name": f"n{index}", "leaf": leaf} for index, leaf in enumerate("aaabbc")]
+    cluster = cluster_from_mapping({"base": "h100-leaf-3to1", "nodes": listed[:nodes]})
+    return {"name": "x", "gpus": 8 * nodes, **fields, CLUSTER_SPEC: cluster}
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "olmoe-1b-7b"])
+def test_sizes_that_begin_with_smaller_ones_are_planned_alike(model: str) -> None:
+    fields = {"model": model, "cluster": "h100-leaf-3to1", "global_batch": 48, "seq_len": 4096}
+    ran: list[dict[str, Any]] = []
+    for nodes in (1, 2, 3, 6):
+        asked = uneven_job(nodes, fields)
+        alone = do_job(asked, None)
+        begun = do_job({**asked, LIKELY: ran[-2:], AS_SEARCHED: True}, None)
+        assert begun["row"]["status"] == alone["row"]["status"]
+        for name in ("step_time_s", "lower_bound_s"):
+            assert begun["row"][name] == pytest.approx(alone["row"][name], rel=1e-9), (nodes, name)
+        ran.append(begun["ran"])
+
+
+def test_layouts_like_those_of_other_sizes_take_what_is_there() -> None:
+    request = request_of(
+        JobDoc(
+            name="x", model="llama-3-8b", cluster="dgx-h100", gpus=48, global_batch=48, seq_len=2048
+        )
+    )
+    smaller = Layout(tp=2, pp=2, dp=4, vpp=2, micro_batch=2, num_micro_batches=6)
+    likely = likely_as(request, [(smaller, None), (Layout(dp=48), None)])
+    assert likely is not None
+    layouts = [likely.layouts.scalar(row) for row in range(np.size(likely.layouts.tp))]
+    degrees = [(one.tp, one.cp, one.pp, one.dp, one.vpp, one.num_micro_batches) for one in layouts]
+    # Three times as many replicas, stages (no two chunks of six stages are as long) or context ranks.
+    assert degrees == [
+        (2, 1, 2, 12, 2, 2),
+        (2, 1, 6, 4, 1, 6),
+        (2, 3, 2, 4, 2, 6),
+        (1, 1, 1, 48, 1, 1),
+    ]
+    assert likely_as(request, [(Layout(dp=7), None)]) is None
 
 
 @pytest.mark.slow
