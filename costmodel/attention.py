@@ -28,7 +28,7 @@ from meshwright.costmodel.layer_context import (
     tensor_parallel_s,
 )
 from meshwright.costmodel.layout import Floats, Recompute
-from meshwright.costmodel.lengths import QUERY_BLOCK, share_in_window
+from meshwright.costmodel.lengths import share_in_window
 from meshwright.costmodel.other_blocks import sparse_core_s
 from meshwright.costmodel.workload import Workload, sequences_in_micro_batch
 from meshwright.frameworks.catalog import framework_of_stack
@@ -89,7 +89,9 @@ class _Core(NamedTuple):
     score_bytes: Passes
 
 
-def attention_block(c: Context, score_share: float | None = None) -> LayerTime:
+def attention_block(
+    c: Context, score_share: float | None = None, *, full_rows: float = 1.0
+) -> LayerTime:
     """Projections, attention itself, its norm, rotary embedding and residual; with TP and CP traffic.
 
     Fused attention takes the causal half of 2 b s^2 heads (d_qk + d_v) FLOP forward and 2.5 times that
@@ -103,6 +105,8 @@ def attention_block(c: Context, score_share: float | None = None) -> LayerTime:
     score_share : float, optional
         Score area of the layer over that of full causal attention, above 0; that of the mean of the model's
         layers by default (`window_share`). 2 where a kernel computes what the mask hides.
+    full_rows : float
+        Share of the rows of queries that no window cuts, 0 to 1; that of the mean layer where the area is.
 
     Returns
     -------
@@ -112,7 +116,9 @@ def attention_block(c: Context, score_share: float | None = None) -> LayerTime:
     """
     widths = _widths(c)
     gemms = _projections(c, widths)
-    core = _core_attention(c, window_share(c) if score_share is None else score_share)
+    if score_share is None:
+        score_share, full_rows = window_share(c), _full_rows(c)
+    core = _core_attention(c, score_share, full_rows)
     inner = _inner_bytes(c, widths)
     moved = _streamed_bytes(c, widths, inner, core.score_bytes)
     gemm = Passes(
@@ -352,7 +358,7 @@ def _normed_elements(c: Context, widths: _Widths) -> Floats:
     return 0.0 * np.asarray(widths.query)
 
 
-def _core_attention(c: Context, score_share: float) -> _Core:
+def _core_attention(c: Context, score_share: float, full_rows: float) -> _Core:
     model, seq = c.workload.model, c.workload.seq_len
     if model.indexer is not None:
         seconds = sparse_core_s(c)
@@ -365,7 +371,7 @@ def _core_attention(c: Context, score_share: float) -> _Core:
     if c.constants.framework.memory_efficient:
         return _memory_efficient_core(c, flops * score_share, score_share > 1.0)
     if c.constants.framework.flash_attention:
-        return _fused_core(c, flops * score_share, heads * batch * (seq / shards))
+        return _fused_core(c, flops, (score_share, full_rows), heads * batch * (seq / shards))
     scores = batch * heads * float(seq) * seq / shards
     odd = _ODD_HEAD_FACTOR if model.qk_head_dim % 8 != 0 else 1.0
     depth = model.qk_head_dim / (model.qk_head_dim + c.rates.gemm_half_k)
@@ -375,10 +381,16 @@ def _core_attention(c: Context, score_share: float) -> _Core:
     return _Core(Passes(gemm, 2.0 * gemm), score_bytes)
 
 
-def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
-    """Fused attention: the causal half of `flops`, slower with too few of all heads' queries for the SMs.
+_QUERY_BLOCK = 128.0
+"""Queries of a head that one thread block of fused attention works on."""
 
-    The backward pass has 2.5 times the FLOP (Dao 2023, arXiv 2307.08691, section 4.1).
+
+def _fused_core(c: Context, flops: Floats, shares: tuple[float, float], queries: Floats) -> _Core:
+    """Fused attention: a share of the causal half of `flops`, slower with few queries for the SMs.
+
+    The backward pass has 2.5 times the FLOP (Dao 2023, arXiv 2307.08691, section 4.1). A row of queries that
+    no window cuts takes as long as some keys more, however many it has (`Rates.attention_forward_keys`);
+    `shares` are those of the area and of such rows.
     """
     model, rates, shared = c.workload.model, c.rates, c.constants.shared
     causal = 0.5 * flops
@@ -387,12 +399,13 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
     narrow = c.constants.device.narrow_head_factor if waits_for_exponentials else 1.0
     if model.attention_sinks:
         narrow *= shared["sink_attention_factor"]
-    blocks = np.maximum(queries / QUERY_BLOCK, 1.0)
-    idle_f = 1.0 + shared["occupancy_forward"] * rates.sms / blocks
-    idle_b = 1.0 + shared["occupancy_backward"] * rates.sms / blocks
-    worst = 1.0 + rates.sms / blocks
-    forward = narrow * causal / rates.attention_forward_flops * np.minimum(idle_f, worst)
-    backward = narrow * 2.5 * causal / rates.attention_backward_flops * np.minimum(idle_b, worst)
+    # SMs idle for half of the last wave in the mean.
+    idle = 1.0 + 0.5 * rates.sms * _QUERY_BLOCK / np.maximum(queries, _QUERY_BLOCK)
+    area, full_rows = shares
+    of_all = area + full_rows * rates.attention_forward_keys / c.workload.seq_len
+    of_all_backward = area + full_rows * rates.attention_backward_keys / c.workload.seq_len
+    forward = idle * narrow * of_all * causal / rates.attention_forward_flops
+    backward = idle * narrow * of_all_backward * 2.5 * causal / rates.attention_backward_flops
     none = 0.0 * forward
     return _Core(Passes(forward, backward), Passes(none, none))
 
@@ -447,7 +460,8 @@ def unlike_attention_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
     if not full + windowed:
         return 0.0
     share = (full * full_share(c) + windowed * one_window_share(c)) / (full + windowed)
-    core = _core_attention(c, share).seconds
+    # What rows take beside their keys is the same in every pack.
+    core = _core_attention(c, share, 0.0).seconds
     mask = np.asarray(layout.recompute)
     chunks = np.asarray(layout.pp) * np.asarray(layout.vpp)
     recomputed = (
@@ -499,6 +513,15 @@ def window_share(c: Context) -> float:
     full = c.workload.model.full_attention_fraction
     windowed, share = one_window_share(c), full_share(c)
     return share if windowed == share else full * share + (1.0 - full) * windowed
+
+
+def _full_rows(c: Context) -> float:
+    """Share of the rows of queries of the model's layers that no window cuts."""
+    model = c.workload.model
+    window = model.sliding_window
+    if window is None or window >= c.workload.seq_len:
+        return 1.0
+    return model.full_attention_fraction
 
 
 def one_window_share(c: Context) -> float:

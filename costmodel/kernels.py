@@ -26,6 +26,11 @@ class Rates:
     """FLOP/s of fused attention, by the causal half of its FLOP."""
     attention_backward_flops: float
     """FLOP/s of its backward pass, by the causal half of 2.5 times the forward FLOP."""
+    attention_forward_keys: float
+    """What fused attention does beside its scores, in keys of a query, twice: rows begin and end, and
+    the last block is half masked. s tokens take 1 + keys / s of their time at the rate of long sequences."""
+    attention_backward_keys: float
+    """The same of its backward pass."""
     hbm_bytes_per_s: float
     """Attained by streaming kernels."""
     operand_bytes: float

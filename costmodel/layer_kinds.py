@@ -621,7 +621,8 @@ def _with_all_passes(c: Context, symbols: str) -> _OnDevice:
         mixer = linear_attention_block(c)
     else:
         is_windowed = symbols[0].upper() == WINDOWED
-        mixer = _softmax_attention(c, one_window_share(c) if is_windowed else full_share(c))
+        share = one_window_share(c) if is_windowed else full_share(c)
+        mixer = _softmax_attention(c, share, full_rows=0.0 if is_windowed and share < 1.0 else 1.0)
     return _on_device(c, (mixer,), shares, attention.linear)
 
 
@@ -652,9 +653,11 @@ def _mixers(c: Context, shares: BlockShares) -> tuple[LayerTime, ...]:
     return tuple(blocks)
 
 
-def _softmax_attention(c: Context, score_share: float | None = None) -> LayerTime:
+def _softmax_attention(
+    c: Context, score_share: float | None = None, *, full_rows: float = 1.0
+) -> LayerTime:
     """Attention with what chooses its positions, where an earlier layer has not."""
-    attention = attention_block(c, score_share)
+    attention = attention_block(c, score_share, full_rows=full_rows)
     if c.workload.model.indexer is not None and not c.workload.model.reuses:
         attention = joined(attention, indexer_block(c))
     return attention

@@ -53,8 +53,8 @@ _FEWEST_PACKS = 500
 _MOST_DRAWN = 131_072
 _SEED = 20_251_125
 """Of the order in which samples come: the same file gives the same packs."""
-QUERY_BLOCK = 256.0
-"""Queries of a head that one thread block of fused attention works on."""
+_QUERY_BLOCK = 256.0
+"""Queries of a head, a window's edges in which are computed whole."""
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -67,10 +67,10 @@ MOST_DEALT = 65
 
 
 def share_in_window(seq_len: float, window: int | None, *, chunked: bool) -> float:
-    """Score area of one sequence under a window over that under a causal mask, as kernels compute both.
+    """Score area of one sequence under a window, as kernels compute it, over that under a causal mask.
 
-    Of blocks of queries the diagonal is computed half in vain, and the far edge of a sliding window as well.
-    cuDNN's kernels take 0.9 to 1.3 times as long as this says (NVIDIA/cudnn-frontend 3929da2, benchmark/
+    Of blocks of queries the diagonal is computed half in vain, and the far edge of a sliding window as well:
+    all that these layers take beside their scores (NVIDIA/cudnn-frontend 3929da2, benchmark/
     sdpa_benchmark_training/results: gpt_oss, windows of 128 and 1,024, heads of 64, GB200, GB300 and H200).
 
     Parameters
@@ -89,10 +89,9 @@ def share_in_window(seq_len: float, window: int | None, *, chunked: bool) -> flo
     """
     if window is None or window >= seq_len:
         return 1.0
-    edge = QUERY_BLOCK / 2.0
-    edges = edge if chunked else 2.0 * edge
+    edges = _QUERY_BLOCK / 2.0 if chunked else _QUERY_BLOCK
     positions = attended_positions(seq_len, window, chunked=chunked)
-    return min((positions + edges) / (attended_positions(seq_len) + edge), 1.0)
+    return min((positions + edges) / attended_positions(seq_len), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

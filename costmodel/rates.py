@@ -55,6 +55,10 @@ class DeviceConstants:
     by all FLOP of a pass under a mask, and by the causal half of it without."""
     attention_backward_ratio: float
     """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
+    attention_forward_keys: float
+    """As `Rates.attention_forward_keys`, of kernels that came after FlashAttention-2."""
+    attention_backward_keys: float
+    """The same, backward."""
     hbm_fraction: float
     scale_up_fraction: float
     exchange_factor: float
@@ -115,6 +119,15 @@ _LEAST_GAIN = 0.95
 _SLOWER_THAN_FLASH_2 = 2.0
 """Time of flash-attn 1 (1.0.9) over that of 2, on A100 ("around 2x", Dao 2023, arXiv 2307.08691, section 4.1;
 the version: Dao-AILab/flash-attention, issue 505)."""
+_KEYS_OF_FLASH_2 = (250.0, 560.0)
+"""`Rates.attention_forward_keys` and `attention_backward_keys` of FlashAttention-2, and assumed of the first.
+
+Published times of it with as many tokens in all at each length, heads of 64. Without a mask, 512 to 8,192
+tokens, the backward pass needs 280 keys on an RTX A5000 (gpu-mode/ring-attention, issue 10) and 310 on an
+H100 (Dao-AILab/flash-attention, pull request 2688), the forward pass none and 60. A causal mask doubles
+that, as a query has half the keys, and computes blocks on the diagonal whole, 128 keys more: 130 to 250
+forward, 690 to 750 backward. Under one, from 4,096 to 8,192 tokens, it was 290 and 420 (the same, issue 416).
+"""
 _BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
 
@@ -394,11 +407,14 @@ def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rate
     # Attention waits for exponentials more than for tensor cores, and draws less.
     generation = generation_on(spec.architecture, constants.framework.flash_generation)
     forward = sixteen * by_generation[generation]
+    keys = attention_keys(device, is_flash_2=generation in (OF_FIRST_KERNELS, 1, 2))
     return Rates(
         gemm_flops=peak_flops(spec, precision) * fraction * power,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,
         attention_forward_flops=forward,
         attention_backward_flops=forward * device.attention_backward_ratio,
+        attention_forward_keys=keys[0],
+        attention_backward_keys=keys[1],
         hbm_bytes_per_s=spec.hbm_gb_per_s * 1e9 * device.hbm_fraction,
         operand_bytes=OPERAND_BYTES.get(precision, 2.0),
         weight_gradient_bytes=constants.framework.weight_gradient_bytes,
@@ -410,6 +426,27 @@ def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rate
         wave_weight=device.wave_weight,
         grouped_factor=constants.shared["grouped_gemm_factor"],
     )
+
+
+def attention_keys(device: DeviceConstants, *, is_flash_2: bool) -> tuple[float, float]:
+    """Keys that stand for what fused attention does beside its keys, forward and backward.
+
+    Parameters
+    ----------
+    device : DeviceConstants
+        Of the device that runs it.
+    is_flash_2 : bool
+        Whether the kernels are FlashAttention-2, or the first.
+
+    Returns
+    -------
+    tuple of two floats
+        `Rates.attention_forward_keys` and `Rates.attention_backward_keys`, at least 0.
+    """
+    forward, backward = device.attention_forward_keys, device.attention_backward_keys
+    if not is_flash_2:
+        return forward, backward
+    return min(forward, _KEYS_OF_FLASH_2[0]), min(backward, _KEYS_OF_FLASH_2[1])
 
 
 def fabric_links(workload: Workload, constants: Constants) -> Links:

@@ -530,13 +530,13 @@ def test_windowed_attention_keeps_its_share() -> None:
         full_attention_every=2,
     )
     # Queries come in blocks of 256, whose diagonal costs half a block and whose window's far edge another.
-    windowed = (128 - 128**2 / (2 * 1024) + 256) / (512 + 128)
+    windowed = (128 - 128**2 / (2 * 1024) + 256) / 512
     c = context(replace(workload(model, gpus=1), seq_len=1024), Layout())
     assert window_share(c) == pytest.approx(0.5 + 0.5 * windowed)
     assert window_share(context(replace(workload(model, gpus=1), seq_len=128), Layout())) == 1.0
     chunked = model.model_copy(update={"chunked_windows": True})
     c = context(replace(workload(chunked, gpus=1), seq_len=1024), Layout())
-    assert window_share(c) == pytest.approx(0.5 + 0.5 * (128 / 2 + 128) / (512 + 128))
+    assert window_share(c) == pytest.approx(0.5 + 0.5 * (128 / 2 + 128) / 512)
 
 
 @pytest.mark.parametrize(

@@ -399,3 +399,34 @@ def test_recomputed_scores_have_gradients(kernel: AttentionKernel, score_bytes: 
     tokens = 8192
     widest = tokens * (2 * 2 * WORK.model.ffn_hidden + 2 * WORK.model.hidden)
     assert more - less == pytest.approx(score_bytes * tokens * 32 * 8192 - widest)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "forward", "backward"),
+    [
+        ("dgx-h200", (484, 591, 644, 673, 688), (370, 474, 541, 579, 581)),
+        ("gb200-nvl72", (1042, 1335, 1598, 1687, 1720), (836, 1132, 1311, 1402, 1473)),
+    ],
+)
+def test_attention_on_short_sequences_is_slower_as_published(
+    cluster: str, forward: tuple[float, ...], backward: tuple[float, ...]
+) -> None:
+    """cuDNN 9.19, one causal sequence of 2,048 to 32,768 tokens, 64 heads of 128, TFLOP/s over the longest's.
+
+    NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results, h200_919 and gb200_919_only_cudnn.
+    """
+    model = read_model("llama-3-70b")
+    on = replace(WORK, model=model, cluster=read_cluster(cluster), gpus=1, global_batch=1)
+    told = []
+    for tokens in (2048, 4096, 8192, 16384, 32768):
+        layout = Layout(micro_batch=1)
+        context = make_context(
+            replace(on, seq_len=tokens), layout, nested_placement(on.cluster, layout)
+        )
+        seconds = attention_block(context)
+        told.append(
+            [tokens**2 / seconds.forward["attention"], tokens**2 / seconds.backward["attention"]]
+        )
+    shares = np.array(told).T / np.array(told)[-1][:, None]
+    assert shares[0] == pytest.approx(np.array(forward) / forward[-1], rel=0.06)
+    assert shares[1] == pytest.approx(np.array(backward) / backward[-1], rel=0.1)

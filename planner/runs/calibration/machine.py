@@ -34,6 +34,7 @@ from meshwright.costmodel.collectives import collective_time, isolated_fabric
 from meshwright.costmodel.kernels import Rates, attention_pair_flops, gemm_s
 from meshwright.costmodel.rates import (
     Constants,
+    attention_keys,
     calibrated,
     device_constants,
     device_rates,
@@ -218,11 +219,15 @@ _ALONE_GEMM = {"ampere": 0.869, "hopper": 0.803, "blackwell": 0.533, "cdna3": 0.
 (compute/accelerator, MAMF), on Blackwell SimuMax' tables of kernels (b200_bf16_ceperm.json)."""
 _ALONE_ATTENTION = {
     ("hopper", "flash-2"): 0.34,
-    ("hopper", "cudnn"): 0.55,
+    ("hopper", "cudnn"): 0.70,
     ("ampere", "flash-2"): 0.55,
 }
-"""Of the 16-bit peak, causal attention with heads of 128 forward, alone: FlashAttention-3, arXiv 2407.08608,
-figure 5 (335 and 539 of 989 TFLOP/s at 16k tokens); FlashAttention-2, arXiv 2307.08691, figure 5."""
+"""Of the 16-bit peak, causal attention with heads of 128 over long sequences, forward, alone.
+
+FlashAttention-3, arXiv 2407.08608, figure 5: 335 of 989 TFLOP/s at 16k tokens. cuDNN 9.19 on an H200: 688 at
+32k (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results/h200_919_only_cudnn). FlashAttention-2,
+arXiv 2307.08691, figure 5.
+"""
 _ALONE_COPY = 0.9
 """Of the nominal HBM rate that a large copy attains: assumed."""
 _LAUNCHES_OF_A_PIECE = 8
@@ -326,9 +331,14 @@ class AloneTimes:
             np.asarray(attention_pair_flops(tokens, tokens, heads, width, value_width))
         )
         narrow = constants.narrow_head_factor if width <= 64 else 1.0
+        keys, backward_keys = attention_keys(constants, is_flash_2=kernel != "cudnn")
         if point.kind == "attention-backward":
-            flops, rate = 2.5 * flops, rate * constants.attention_backward_ratio
-        return sequences * narrow * flops / rate
+            flops, rate, keys = (
+                2.5 * flops,
+                rate * constants.attention_backward_ratio,
+                backward_keys,
+            )
+        return sequences * narrow * flops / rate * (1.0 + keys / tokens)
 
 
 # Timing within a time.
