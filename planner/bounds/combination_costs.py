@@ -90,6 +90,9 @@ def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:
     ShapeTable
     """
     shapes = replace(shapes, pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0)
+    # No pipeline has fewer chunks without a pair than one rank with the most micro-batches.
+    most = np.maximum(workloads[0].global_batch // np.asarray(shapes.micro_batch), 1)
+    shapes = replace(shapes, num_micro_batches=most)
     experts = KnownExperts(shapes, packed_context(workloads[0], shapes).placement)
     costs = tuple(_costs(_asked(workload, experts)) for workload in workloads)
     experts.forget()
