@@ -40,7 +40,8 @@ from meshwright.planner.bounds.paces import MemoryFit, RankRow
 # Lower bounds from degrees and micro-batch alone, for every way of running them at once.
 #
 # Layers are at their cheapest, every group is packed as far inside the fabric as it can be, the pipeline is
-# even, and nothing comes after it. A layer's time depends on its shape alone: `LAYER_AXES` and micro-batch.
+# even, and nothing comes after it. A layer's time depends on its shape alone (`LAYER_AXES` and micro-batch),
+# and where exchanges overlap on the pipeline, which is then taken as the one that leaves fewest unhidden.
 # Shapes are few, so they are priced once for each execution, and degrees read them by index.
 
 
