@@ -84,12 +84,9 @@ REASONS = {
         "QLoRA, prepare_model_for_kbit_training widens norms and embeddings, so that the residual stream has 32 bits."
     ),
     "ep_overlap": (
-        "the price hides the same share of every exchange. Megatron overlaps a forward chunk with a backward one, so that the chunks "
-        "of warm-up and cool-down, 2 (pp - 1) + (vpp - 1) pp + 1 of m vpp on the first rank (megatron/core/pipeline_parallel/schedules.py, "
-        "get_pp_rank_microbatches), hide nothing, and neither does what full recomputation exchanges again (NVIDIA/Megatron-LM, pull "
-        "request 6429): 11 of 32 chunks and a third of the traffic in the two pairs told worst. CUDA_DEVICE_MAX_CONNECTIONS of 1 halves "
-        "what is left (pull request 6311). One rank's trace of Qwen3-30B-A3B hid 37 % of its exchanges, which took 31 % longer beside "
-        "products (pull request 5094 of Megatron-Bridge)."
+        "the price leaves the chunks without a pair exposed, and what full recomputation exchanges again. CUDA_DEVICE_MAX_CONNECTIONS of 1, "
+        "as one of the pairs has, halves what is left (NVIDIA/Megatron-LM, pull request 6311). One rank's trace of Qwen3-30B-A3B hid 37 % "
+        "of its exchanges, which took 31 % longer beside products (pull request 5094 of Megatron-Bridge): the price has one share for all."
     ),
 }
 """Why the mean gain of such a setting is off, by the name of the setting."""

@@ -34,6 +34,7 @@ from meshwright.costmodel.layer_context import (
     unhidden_s,
 )
 from meshwright.costmodel.layout import Floats, Recompute, recomputes_experts
+from meshwright.costmodel.schedules import unpaired_share
 from meshwright.costmodel.workload import (
     GATHERS,
     Workload,
@@ -578,10 +579,11 @@ def dispatch_links(c: Context) -> Links:
 
 
 def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
-    """The layer with the all-to-all that compute does not hide.
+    """The layer with the all-to-all that compute does not hide, the mean over the chunks of a step.
 
     With EP overlap the all-to-all of one micro-batch runs under another's layer, in either pass
-    (Megatron-LM `--overlap-moe-expert-parallel-comm`; DualPipe, DeepSeek-V3, arXiv 2412.19437, 3.2.1).
+    (Megatron-LM `--overlap-moe-expert-parallel-comm`; DualPipe, DeepSeek-V3, arXiv 2412.19437, 3.2.1), but
+    for the chunks that have no pair (`schedules.unpaired_share`).
 
     Parameters
     ----------
@@ -597,14 +599,15 @@ def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
     """
     if not c.workload.ep_overlap:
         return layer
+    paired = 1.0 - unpaired_share(c.layout, c.workload.flushes)
     hidden_share = c.constants.framework.ep_hidden
     sent_f, sent_b = layer.forward["ep_comm"], layer.backward["ep_comm"]
     compute = Passes(total(layer.forward) - sent_f, total(layer.backward) - sent_b)
-    exposed_f = unhidden_s(hidden_share, sent_f, compute).forward
-    exposed_b = unhidden_s(hidden_share, sent_b, compute).backward
+    hidden_f = sent_f - unhidden_s(hidden_share, sent_f, compute).forward
+    hidden_b = sent_b - unhidden_s(hidden_share, sent_b, compute).backward
     return LayerTime(
-        {**layer.forward, "ep_comm": exposed_f},
-        {**layer.backward, "ep_comm": exposed_b},
+        {**layer.forward, "ep_comm": sent_f - paired * hidden_f},
+        {**layer.backward, "ep_comm": sent_b - paired * hidden_b},
         layer.recompute,
     )
 

@@ -677,6 +677,8 @@ class _OnDevice(NamedTuple):
     shares: BlockShares = _TRANSFORMER
     spared_s: Floats = 0.0
     """Of launches of a backward pass that does not run."""
+    hidden_s: Floats = 0.0
+    """Of a forward pass's exchange that compute of another micro-batch hides."""
 
 
 def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -> KindTime:
@@ -830,11 +832,15 @@ def _on_device(
         layer = joined(*blocks)
         return _OnDevice(with_copies(c, layer, layer, shares), launch_s + beside_s, 0.0, shares)
     blocks.append(portion(moe_mlp(c), shares.experts))
-    layer = joined(*blocks)
-    layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
+    sent = joined(*blocks)
+    layer = with_copies(c, sent, hide_expert_traffic(c, sent), shares)
     waits = np.where(recomputes_experts(c.layout), 2.0, 1.0)
     return _OnDevice(
-        layer, launch_s + beside_s, shares.experts * _token_counts_s(c) * waits, shares
+        layer,
+        launch_s + beside_s,
+        shares.experts * _token_counts_s(c) * waits,
+        shares,
+        hidden_s=np.asarray(sent.forward["ep_comm"]) - layer.forward["ep_comm"],
     )
 
 
@@ -904,8 +910,12 @@ def _mean_on_device(kinds: Sequence[tuple[_OnDevice, float]]) -> _OnDevice | Non
     launch_s = sum(blocks.launch_s * share for blocks, share in kinds)
     sync_s = sum(blocks.sync_s * share for blocks, share in kinds)
     columns = zip(*([share * x for x in blocks.shares] for blocks, share in kinds), strict=True)
-    spared_s = sum(blocks.spared_s * share for blocks, share in kinds)
-    return _OnDevice(layers, launch_s, sync_s, BlockShares(*map(sum, columns)), spared_s)
+    shares = BlockShares(*map(sum, columns))
+    spared_s, hidden_s = (
+        sum(getattr(blocks, name) * share for blocks, share in kinds)
+        for name in ("spared_s", "hidden_s")
+    )
+    return _OnDevice(layers, launch_s, sync_s, shares, spared_s, hidden_s)
 
 
 def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
@@ -965,10 +975,10 @@ def _with_host(c: Context, blocks: _OnDevice, mean: _OnDevice | None = None) -> 
     gap *= 0.5 * blocks.shares.total
     parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
     forward_s, backward_s = total(layer.forward), total(layer.backward)
-    again_s = total(_run_again(c, beside.layer.forward))
+    again_s = total(_run_again(c, beside))
     forward_excess = _host_excess_s(again_s, beside.launch_s * share, power)
     forward_host = forward_excess * part_of_mean + gap * share
-    forward_again = add(_run_again(c, layer.forward), {"host": forward_host})
+    forward_again = add(_run_again(c, blocks), {"host": forward_host})
     if c.forward_only:
         return KindTime({"scoring": total(forward_again) + waits}, 0.0 * waits, {})
     full = scaled(forward_again, framework.recompute_fraction)
@@ -982,15 +992,18 @@ def _launches_s(c: Context, blocks: _OnDevice) -> Floats:
     return launches_s * _PASSES + _further_launches_s(c, blocks.shares) - blocks.spared_s
 
 
-def _run_again(c: Context, forward: Parts) -> Parts:
+def _run_again(c: Context, blocks: _OnDevice) -> Parts:
     """A forward pass that runs again, or alone to score: what goes to the host goes there once.
 
     Checkpoints that stop at the last tensor which the backward pass reads leave out a combine that saves none
-    (`FrameworkConstants.combines_again`), half of the all-to-alls.
+    (`FrameworkConstants.combines_again`), half of the all-to-alls. No other micro-batch has a pass beside a
+    layer that is replayed ahead of its own backward pass, to hide them (NVIDIA/Megatron-LM, pull requests
+    5869 and 6311).
     """
-    again = {name: part for name, part in forward.items() if name != "offload"}
-    if "ep_comm" in again and not (c.forward_only or c.constants.framework.combines_again):
-        again["ep_comm"] = 0.5 * again["ep_comm"]
+    again = {name: part for name, part in blocks.layer.forward.items() if name != "offload"}
+    if "ep_comm" in again:
+        stops_early = not (c.forward_only or c.constants.framework.combines_again)
+        again["ep_comm"] = (0.5 if stops_early else 1.0) * (again["ep_comm"] + blocks.hidden_s)
     return again
 
 

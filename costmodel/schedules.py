@@ -343,6 +343,36 @@ def bubble_share(
     return share
 
 
+def unpaired_share(layout: Layout, flushes: int = 1) -> Floats:
+    """Share of a step's chunks whose passes run beside no pass of another micro-batch.
+
+    Megatron overlaps exchanges of experts by running one micro-batch's forward chunk with another's backward
+    one. Warm-up and cool-down have no such pair: W = 2 (p - r - 1) + (v - 1) p + 1 chunks either way on rank
+    r (megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches), one micro-batch without a
+    pipeline (combined_1f1b.py, combined_1f1b_schedule_for_no_pipelining). Derived here: the last rank waits
+    (p - 1) t for the pipeline to fill and drain, runs W = (v - 1) p + 1 chunks of t and the others of t', so
+    that T = (m v + p - 1) t' + v p (t - t'), t and t' seconds of a chunk without a pair and with one. That is
+    the step of even chunks that take t' + u (t - t') each, u = v p / (m v + p - 1).
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout or many; its pipeline is used.
+    flushes : int
+        Of the pipeline in a step, at least 1.
+
+    Returns
+    -------
+    float or array
+        u, above 0 to 1 of 1F1B, at least 1 / m; 0 of other schedules, which overlap as published.
+    """
+    pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
+    chunks = m / flushes * vpp + pp - 1.0
+    in_turns = np.asarray(layout.schedule) == int(Schedule.ONE_F_ONE_B)
+    share: Floats = np.where(in_turns, np.minimum(vpp * pp / chunks, 1.0), 0.0)
+    return share
+
+
 def in_flight(layout: Layout, rank: Ints) -> Floats:
     """Micro-batches whose activations a rank holds at the peak, in units of all its virtual stages.
 

@@ -40,7 +40,8 @@ from meshwright.planner.bounds.paces import MemoryFit, RankRow
 # Lower bounds from degrees and micro-batch alone, for every way of running them at once.
 #
 # Layers are at their cheapest, every group is packed as far inside the fabric as it can be, the pipeline is
-# even, and nothing comes after it. A layer's time depends on its shape alone: `LAYER_AXES` and micro-batch.
+# even, and nothing comes after it. A layer's time depends on its shape alone (`LAYER_AXES` and micro-batch),
+# and where exchanges overlap on the pipeline, which is then taken as the one that leaves fewest unhidden.
 # Shapes are few, so they are priced once for each execution, and degrees read them by index.
 
 
@@ -90,6 +91,9 @@ def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:
     ShapeTable
     """
     shapes = replace(shapes, pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0)
+    # No pipeline has fewer chunks without a pair than one rank with the most micro-batches.
+    most = np.maximum(workloads[0].global_batch // np.asarray(shapes.micro_batch), 1)
+    shapes = replace(shapes, num_micro_batches=most)
     experts = KnownExperts(shapes, packed_context(workloads[0], shapes).placement)
     costs = tuple(_costs(_asked(workload, experts)) for workload in workloads)
     experts.forget()

@@ -60,8 +60,8 @@ BoolArray = NDArray[np.bool_]
 
 SHAPE = (*LAYER_AXES, "micro_batch")
 """Fields of a layout on which the least time of a layer depends."""
-OF_LAYERS = (*SHAPE, "sequence_parallel", "recompute")
-"""Fields of a layout on which the time of a layer depends, beside its groups."""
+_OF_LAYERS = (*SHAPE, "sequence_parallel", "recompute")
+"""Fields of a layout on which the time of a layer depends, beside its groups, without overlap."""
 OF_TRAFFIC = (*LAYER_AXES, "dp", *OF_PIPELINE, "zero_stage")
 """Fields of a layout on which its data-parallel traffic depends, beside its groups and shard groups."""
 GROUPS_OF_TRAFFIC = ("dp_cp", "edp")
@@ -70,6 +70,24 @@ GROUPS_OF_TRAFFIC = ("dp_cp", "edp")
 MOST_KEPT = 4096
 """Times of layers that are kept, and looked for: those of more take no longer to price."""
 _LARGEST_KEY = 1 << 62
+
+
+def of_layers(workload: Workload) -> tuple[str, ...]:
+    """Fields of a layout on which the time of a layer depends, beside its groups.
+
+    Where exchanges of experts overlap, the pipeline decides how many chunks have a pair
+    (`schedules.unpaired_share`).
+
+    Parameters
+    ----------
+    workload
+        Run in any way.
+
+    Returns
+    -------
+    tuple of str
+    """
+    return (*_OF_LAYERS, *OF_PIPELINE) if workload.ep_overlap else _OF_LAYERS
 
 
 def rows_by_value(
@@ -137,7 +155,9 @@ def shared_times(context: Context, groups: Sequence[str] = ()) -> KindTimes | No
     """
     if not len(np.atleast_1d(np.asarray(context.layout.tp))):
         return None
-    first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, groups)
+    first, back = rows_by_value(
+        context.layout, of_layers(context.workload), context.placement, groups
+    )
     return kind_times(rows_of_context(context, first)).rows(back, len(first))
 
 
@@ -157,7 +177,9 @@ def times_under_mappings(context: Context, owner: IntArray) -> tuple[KindTimes, 
         Seconds, [n]; rows of which no two have one owner and the same times, in the order of their owners,
         [k]; and for each row which of these it equals, [n].
     """
-    first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, LAYER_AXES)
+    first, back = rows_by_value(
+        context.layout, of_layers(context.workload), context.placement, LAYER_AXES
+    )
     times = kind_times(rows_of_context(context, first)).rows(back, len(first))
     _, rows, equal = np.unique(owner * len(first) + back, return_index=True, return_inverse=True)
     return times, rows, equal
@@ -203,7 +225,7 @@ class KnownTimes:
         """`shared_times` of layouts [n]; None where there are none."""
         if not len(np.atleast_1d(np.asarray(context.layout.tp))):
             return None
-        first, back = rows_by_value(context.layout, OF_LAYERS)
+        first, back = rows_by_value(context.layout, of_layers(context.workload))
         distinct = rows_of_context(context, first)
         if len(first) > MOST_KEPT:
             return kind_times(distinct).rows(back, len(first))
@@ -212,7 +234,7 @@ class KnownTimes:
             times = kind_times(rows_of_context(distinct, new))
             return times.rows(np.arange(len(new)), len(new))
 
-        times, places = self._kept.of(row_keys(distinct.layout, OF_LAYERS), asked)
+        times, places = self._kept.of(row_keys(distinct.layout, of_layers(context.workload)), asked)
         return times.rows(places[back], len(self._kept))
 
 
@@ -235,7 +257,9 @@ def shared_costs(context: Context) -> LayerCosts:
     LayerCosts
         Seconds, [n].
     """
-    first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, LAYER_AXES)
+    first, back = rows_by_value(
+        context.layout, of_layers(context.workload), context.placement, LAYER_AXES
+    )
     costs = costs_of_layers(rows_of_context(context, first))
     columns = (np.broadcast_to(np.asarray(column), first.shape) for column in vars(costs).values())
     return LayerCosts(*(column[back] for column in columns))

@@ -23,6 +23,7 @@ from meshwright.costmodel.schedules import (
     schedule_name,
     schedule_named,
     traits,
+    unpaired_share,
 )
 from meshwright.costmodel.simulator import Timeline, Work, pass_order, simulate
 from meshwright.costmodel.workload import Workload
@@ -30,7 +31,7 @@ from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.layer_split import SplitCosts, default_stages, level_splits
 from meshwright.planner.bounds.pricing import CostModelPricing
-from tests.costmodel.pipeline_oracles import peak_chunks
+from tests.costmodel.pipeline_oracles import paired_s, peak_chunks
 from tests.planner.bounds.best_split import best_split
 
 SHAPES = (
@@ -393,3 +394,28 @@ def test_dual_pipe_keeps_every_weight_twice() -> None:
     for name in ("weights", "gradients", "optimizer"):
         assert dual[name].sum() == pytest.approx(2 * plain[name].sum())
         assert dual[name].tolist() == pytest.approx(dual[name][::-1].tolist())
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp"), [(1, 1), *((pp, vpp) for pp in (2, 3, 4, 8) for vpp in (2, 3, 5))]
+)
+def test_chunks_without_a_pair_make_a_step_as_long_as_pass_by_pass(pp: int, vpp: int) -> None:
+    draw = random.Random(f"{pp} {vpp}")
+    for groups in (1, 2, 3, 6):
+        m, forward_s = pp * groups, draw.uniform(0.9, 1.1)
+        alone_s = forward_s + draw.uniform(1.9, 2.1)
+        pair_s = draw.uniform(0.75, 1.0) * alone_s
+        share = float(unpaired_share(Layout(pp=pp, vpp=vpp, num_micro_batches=m)))
+        chunk_s = pair_s + share * (alone_s - pair_s)
+        assert 1.0 / m <= share <= 1.0
+        played = paired_s((pp, vpp, m), forward_s, alone_s - forward_s, pair_s)
+        assert (m * vpp + pp - 1) * chunk_s == pytest.approx(played, rel=1e-9)
+
+
+def test_chunks_without_a_pair_are_those_of_each_flush_and_of_1f1b_alone() -> None:
+    layout = Layout(pp=4, vpp=2, num_micro_batches=np.array([8, 16, 1024]))
+    np.testing.assert_array_equal(
+        unpaired_share(layout, flushes=2), [8 / 11, 8 / 19, 8 / (1024 + 3)]
+    )
+    dual = replace(layout, vpp=1, schedule=int(Schedule.DUALPIPE))
+    np.testing.assert_array_equal(unpaired_share(dual), [0.0, 0.0, 0.0])

@@ -191,6 +191,48 @@ def test_groups_that_swap_cost_no_branch_where_there_are_none() -> None:
     assert exchanges_of(replace(degrees, pins={"cp": 2})) == {"p2p": (2,), "a2a": (2,)}
 
 
+def overlapping(seed: int) -> PlanRequest:
+    """A small model with experts in memory enough for two micro-batches, mostly in a pipeline."""
+    draw = random.Random(f"overlap {seed}")
+    number = seed
+    while (request := small_request(number)).model.moe is None:
+        number += 1000
+    pins: dict[str, int | str] = {"micro_batch": 1, "cp": 1, "recompute": "none", "zero_stage": 1}
+    layers = request.model.layers
+    if draw.random() < 0.75:
+        pins, layers = {**pins, "pp": 2}, draw.choice([4, 5, 6])
+    device = request.cluster.device.model_copy(update={"hbm_gib": 80.0})
+    return replace(
+        request,
+        model=request.model.model_copy(update={"layers": layers}),
+        cluster=request.cluster.model_copy(update={"device": device}),
+        gpus=4,
+        global_batch=draw.choice([4, 8, 16]),
+        pins=pins,
+        forbids=("selective-recompute", "optimizer-offload"),
+        without=("cp-a2a", "cp-hierarchical", "cuda-graph", "tp-overlap", "allgather", "hybridep"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("seed", "overlaps"),
+    [
+        (1, True),
+        (6, True),
+        *(pytest.param(n, None, marks=pytest.mark.soak) for n in some(range(7, 31))),
+    ],
+)
+def test_overlapped_exchanges_are_the_best_where_brute_force_has_them(
+    seed: int, overlaps: bool | None
+) -> None:
+    """Of virtual stages (1) and without a pipeline (6): how many chunks have a pair depends on both."""
+    request = overlapping(seed)
+    outcome, best_s = search_executions(request, CostModelPricing), brute_force(request)
+    assert outcome.best[0].step_time_s == pytest.approx(best_s, rel=1e-9)
+    assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+    assert overlaps in (None, outcome.best[0].execution.ep_overlap)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SOME)
 def test_the_plan_is_the_best_of_all_executions(seed: int) -> None:
