@@ -7,6 +7,7 @@ attained HBM bandwidth; a memory-bound kernel takes its bytes over that bandwidt
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -283,6 +284,51 @@ def cast_bytes_per_element(
     if precision not in reads:
         return 0.0
     return reads[precision] + 2.0 * OPERAND_BYTES[precision]
+
+
+_STEPWISE_MAXIMUM, _STEPWISE_NARROWING, _TRANSPOSED_COPY = 6.0, 27.0, 2.0
+"""Of an element cast one operator of PyTorch at a time: its magnitude (4) and the maximum (2); widened to 32
+bits (6), scaled (8), clamped (8) and narrowed (5) (torchao 0.8.0, float8/float8_utils.py, tensor_to_amax and
+to_fp8_saturated; float8_tensor.py, _ToFloat8ConstrFunc.forward). A copy in the other order, at 8 bits, where
+a product wants it (float8_ops.py, preprocess_addmm)."""
+
+
+class CastBytes(NamedTuple):
+    """Bytes of casts by what is cast: an element of a product's input, of its weight, of its gradient."""
+
+    inputs: float
+    weights: float
+    gradients: float
+
+
+def stepwise_cast_bytes(recipe: str | None) -> tuple[CastBytes, CastBytes, CastBytes]:
+    """Bytes that casts of one product move where PyTorch runs each of their operators by itself.
+
+    With scales by tensor, input, weight and gradient are cast once, and the backward products copy all three
+    into the other order. Scales by row are taken anew along the other order: input, weight and gradient once
+    more, unless weight gradients stay at 16 bits (torchao 0.8.0, float8/float8_linear.py,
+    manual_float8_matmul_with_args_in_float8 and manual_float8_matmul_with_args_in_hp).
+
+    Parameters
+    ----------
+    recipe : str, optional
+        How FP8 scales come about (`workload.Fp8Recipe`).
+
+    Returns
+    -------
+    tuple of three CastBytes
+        Forward, backward, and again where operators are recomputed, which keeps magnitudes and maxima
+        (torchtitan 0.1, parallelisms/parallelize_llama.py, _save_list).
+    """
+    cast = _STEPWISE_MAXIMUM + _STEPWISE_NARROWING
+    forward = CastBytes(cast, cast, 0.0)
+    again = CastBytes(_STEPWISE_NARROWING, _STEPWISE_NARROWING, 0.0)
+    copied = cast + _TRANSPOSED_COPY
+    if recipe == "rowwise":
+        return forward, CastBytes(copied, copied, cast + copied), again
+    if recipe == "rowwise_with_gw_hp":
+        return forward, CastBytes(0.0, copied, cast), again
+    return forward, CastBytes(_TRANSPOSED_COPY, _TRANSPOSED_COPY, copied), again
 
 
 def weight_cast_bytes(recipe: str | None, slower: float) -> float:
