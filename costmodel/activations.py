@@ -13,12 +13,12 @@ import numpy as np
 
 from meshwright.costmodel.adapters import (
     adapted_outputs,
-    adapters_copy_inputs,
     backward_share,
-    copied_inputs,
+    copied_input_bytes,
     frozen,
     inner_bytes,
     keeps_input,
+    kept_input_bytes,
     kept_outputs_bytes,
 )
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
@@ -691,24 +691,26 @@ def _between_adapters(workload: Workload, shares: BlockShares) -> float:
     """Bytes a token of what adapters keep for themselves, on every rank whole: what lies between their two
     products, and inputs that each has copied.
     """
-    model, width = workload.model, 2.0 * workload.model.hidden
-    before = inner_bytes(workload, *_MIXER_INPUTS) + copied_inputs(workload, *_MIXER_INPUTS) * width
+    model, width = workload.model, workload.model.hidden
+    before = inner_bytes(workload, *_MIXER_INPUTS)
+    before += copied_input_bytes(workload, *_MIXER_INPUTS) * width
     mixers = (shares.attention + shares.mamba) * before
     mixers += shares.attention * inner_bytes(workload, "o_proj")
     if adapted_outputs(workload, {"o_proj": 1.0}):
         # The kernel of attention keeps its output itself.
-        own_bytes = 2.0 * model.heads * model.v_head_dim * adapters_copy_inputs(workload)
+        own_bytes = kept_input_bytes(workload) * model.heads * model.v_head_dim
         mixers += shares.attention * own_bytes
     mixers += shares.mamba * inner_bytes(workload, "out_proj")
     blocks = shares.feed_forward
     if model.moe is not None and model.moe.shared_width:
         blocks += shares.experts
     mlp = inner_bytes(workload, *_MLP_INPUTS) + inner_bytes(workload, "down_proj")
-    mlp += copied_inputs(workload, *_MLP_INPUTS) * width
+    mlp += copied_input_bytes(workload, *_MLP_INPUTS) * width
+    mlp += copied_input_bytes(workload, "down_proj") * model.ffn_hidden
     around = inner_bytes(workload, LATENT_DOWN) + inner_bytes(workload, LATENT_UP)
     # The projection ahead of the dispatch reads what shared experts read.
-    copies = copied_inputs(workload, *_MLP_INPUTS, LATENT_DOWN)
-    around += (copies - copied_inputs(workload, *_MLP_INPUTS)) * width
+    copied = copied_input_bytes(workload, *_MLP_INPUTS, LATENT_DOWN)
+    around += (copied - copied_input_bytes(workload, *_MLP_INPUTS)) * width
     return mixers + blocks * mlp + shares.experts * around + kept_outputs_bytes(workload, shares)
 
 

@@ -150,6 +150,31 @@ def weight_gradient_s(
     return gemm_s(m, n, k, rates, sixteen_bit=sixteen_bit, groups=groups, output_bytes=output_bytes)
 
 
+_LANES = {"volta": 64.0, "ampere": 64.0}
+"""Instructions of 32 bits that an SM begins in a cycle, where not 128 (CUDA C++ Programming Guide, arithmetic
+instructions, throughput of native 32-bit additions; A100 of compute capability 8.0)."""
+_CLOCK_HZ = 1.6e9
+"""Between the boost clocks of 1.41 GHz of an A100 and 1.83 GHz of an H100."""
+
+
+def instructions_per_s(architecture: str, rates: Rates) -> float:
+    """Instructions of 32 bits that a device begins in a second, outside its tensor cores.
+
+    Parameters
+    ----------
+    architecture : str
+        Of the device, such as hopper or blackwell.
+    rates : Rates
+        Its SMs are used.
+
+    Returns
+    -------
+    float
+        Above 0.
+    """
+    return rates.sms * _LANES.get(architecture, 128.0) * _CLOCK_HZ
+
+
 def attention_pair_flops(
     seq_queries: Floats, seq_keys: Floats, heads: Floats, qk_dim: Floats, v_dim: Floats
 ) -> Floats:

@@ -186,6 +186,11 @@ class AdapterSpec(ClosedDocument):
         ALL_LINEAR,
     )
     """Matrices that get an adapter, words of `TARGETS`."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of an adapter's input that is dropped."""
+    wide: bool = False
+    """Whether adapters beside weights of 16 bits multiply at 32: PEFT keeps them so (`autocast_adapter_dtype`
+    of `get_peft_model`), and a script that asks for no mixed precision narrows nothing."""
 
     matrices: Annotated[tuple[str, ...], Field(max_length=len(TARGETS) + 1)] = ()
     """What the targets stand for in the framework; taken as they are where this is empty."""
