@@ -75,14 +75,6 @@ NOISY = "nanotron_ultrascale_sample"
 MANY_PAIRS, FAR_POINTS = 5, 5.0
 """A setting of so many published pairs whose mean gain is told so many points off has its reason in the page."""
 REASONS = {
-    "adapters": (
-        "LoRA saves 6 % of full fine-tuning where 16 % is told, and QLoRA takes 13 % more than LoRA where 1 % is told, all in one "
-        "source (fms-acceleration, A100, eager PEFT). Full fine-tuning itself is told within 3 %. PEFT keeps adapters at 32 bits beside "
-        "16-bit weights (peft/tuners/tuners_utils.py, autocast_adapter_dtype), and no autocast narrows what they read and write there "
-        "(mixed_precision 'no'); their dropout of 0.1 reads and writes each input once more at 32 bits. Some 19 bytes of an element of "
-        "an input and 28 of an output a pass are 0.6 s of these steps, as much as is missing; the price counts 10 of an output. With "
-        "QLoRA, prepare_model_for_kbit_training widens norms and embeddings, so that the residual stream has 32 bits."
-    ),
     "ep_overlap": (
         "the price hides the same share of every exchange. Megatron overlaps a forward chunk with a backward one, so that the chunks "
         "of warm-up and cool-down, 2 (pp - 1) + (vpp - 1) pp + 1 of m vpp on the first rank (megatron/core/pipeline_parallel/schedules.py, "

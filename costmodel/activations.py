@@ -258,7 +258,8 @@ def activation_bytes_per_layer(
         return _of_each_kind(workload, layout, attention or model.attention_shares, experts, blocks)
     sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
     by_operators = (mask & int(Recompute.OPERATORS)) != 0
-    block_input = 2.0 * model.hidden / sequence
+    of_stream = _stream_bytes(workload)
+    block_input = of_stream * model.hidden / sequence
     normed = np.where(by_operators, 0.0, narrow * model.hidden) / sequence
     before_mlp = normed * keeps_input(workload, *_MLP_INPUTS)
     before_mixers = normed * keeps_input(workload, *_MIXER_INPUTS)
@@ -293,7 +294,7 @@ def activation_bytes_per_layer(
         saved = saved + _between_adapters(workload, shares)
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
         saved = saved + _quantised_besides(model, layout, narrow, shares)
-    inputs = tokens * 2.0 * model.hidden / sequence
+    inputs = tokens * of_stream * model.hidden / sequence
     of_layer, of_all = _layer_inputs_saved(workload)
     saved = saved + of_layer + of_all
     if offloads_inputs(workload):
@@ -303,6 +304,12 @@ def activation_bytes_per_layer(
         plain_tokens = rank_tokens(workload, layout)
         saved = saved - _offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
     return tokens * saved, inputs
+
+
+def _stream_bytes(workload: Workload) -> float:
+    """Bytes of an element between blocks."""
+    widens = workload.adapters is not None and workload.adapters.widens_stream
+    return 2.0 * _WIDE_BYTES if widens else _WIDE_BYTES
 
 
 def _layer_inputs_saved(workload: Workload) -> tuple[float, float]:

@@ -77,6 +77,14 @@ read and write. An element of the input is widened (6), its gradient narrowed (6
 (6); one of the output is scaled (8), added to the matrix's (10) and narrowed (6), its gradient widened (6),
 narrowed for the matrix (6) and scaled (8) (peft/tuners/lora/layer.py, Linear.forward; torch,
 csrc/autograd/engine.cpp, validate_outputs)."""
+_STREAM_CAST_BYTES = 6.0
+"""Of an element of 32 bits that a product takes at 16, or back (bitsandbytes, nn/modules.py,
+Linear4bit.forward: its input to the type that it computes in, its output to that of the input)."""
+_STREAM_INPUT_BYTES, _STREAM_OUTPUT_BYTES = (6.0, 18.0), (14.0, 10.0)
+"""Of an adapter beside such a product under autocast: its input narrowed (6), the gradient widened (6) and
+added (12); its output scaled (4) and added to the matrix's (10), the gradient narrowed (6) and scaled (4)."""
+_NARROW_INPUT = "o_proj"
+"""The matrix that reads what attention returns, at 16 bits whatever the residuals have."""
 _MASK_BYTES = 1.0
 """Of an element that dropout has read (torch, native_dropout)."""
 _WIDE_BYTES, _INT8_WIDE_BYTES, _INT8_NORM_BYTES = 2.0, 6.0, 18.0
@@ -182,7 +190,7 @@ def adapter_passes_s(c: Context, tokens: Floats, inputs: Floats, outputs: Output
     if c.workload.adapters is None:
         return Passes(forward, backward)
     rank, rates = float(c.workload.adapters.rank), c.rates
-    of_inputs, of_outputs = _streamed_bytes(c.workload)
+    of_inputs, of_outputs = _streamed_bytes(c.workload, outputs)
     wide = adapters_are_wide(c.workload)
     narrow = not wide
     products = _wide_rates(c) if wide else rates
@@ -211,19 +219,56 @@ def adapter_passes_s(c: Context, tokens: Floats, inputs: Floats, outputs: Output
     return Passes(forward, backward)
 
 
-def _streamed_bytes(workload: Workload) -> tuple[tuple[float, float], tuple[float, float]]:
+def _streamed_bytes(
+    workload: Workload, outputs: Outputs
+) -> tuple[tuple[float, float], tuple[float, float]]:
     """Bytes of an element of an adapter's input and of its output, forward and backward, around its products.
 
     Dropout reads and writes the input at the width that it comes in, beside a mask; so does its gradient
     (torch, native_dropout and native_dropout_backward).
     """
     copies, wide = adapters_copy_inputs(workload), adapters_are_wide(workload)
-    dropped = (8.0 if copies or wide else 4.0) + _MASK_BYTES if _drops(workload) else 0.0
+    streams = _reads_wide_stream(workload, outputs)
+    dropped = (8.0 if copies or wide or streams else 4.0) + _MASK_BYTES
+    dropped *= _drops(workload)
+    if streams:
+        forward, backward = _STREAM_INPUT_BYTES
+        return (forward + dropped, backward + dropped), _STREAM_OUTPUT_BYTES
     if wide:
         forward, backward = _WIDE_INPUT_BYTES
         return (forward + dropped, backward + dropped), _WIDE_OUTPUT_BYTES
     copied = _COPIED_BYTES * copies + dropped
     return (copied, SUMMED_BYTES + copied), (SUMMED_BYTES + _SCALE_BYTES, _SCALE_BYTES)
+
+
+def _reads_wide_stream(workload: Workload, outputs: Outputs) -> bool:
+    """Whether matrices read what norms return, or gates, at 32 bits."""
+    widens = workload.adapters is not None and workload.adapters.widens_stream
+    return widens and _NARROW_INPUT not in outputs
+
+
+def stream_casts_s(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -> Floats:
+    """Casts of the inputs and outputs of frozen matrices that stand in a stream of 32 bits, in either pass.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and rates.
+    tokens : float or array
+        Rows, at least 0.
+    n, k : float or array
+        Width of the output and of the input on one rank, above 0.
+    outputs : mapping of str to float or array
+        What n is the sum of, by the name of each matrix: each casts the input for itself.
+
+    Returns
+    -------
+    float or array
+        Seconds; 0 where residuals have 16 bits.
+    """
+    if not _reads_wide_stream(c.workload, outputs):
+        return 0.0 * np.asarray(tokens, dtype=np.float64)
+    return streamed_s(_STREAM_CAST_BYTES * tokens * (len(outputs) * k + n), c.rates)
 
 
 def _drops(workload: Workload) -> bool:

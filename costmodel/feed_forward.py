@@ -15,6 +15,7 @@ from meshwright.costmodel.adapters import (
     adapts_experts,
     frozen,
     frozen_passes_s,
+    stream_casts_s,
     widening_s,
 )
 from meshwright.costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
@@ -82,7 +83,9 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -
     if frozen(c.workload):
         beside = adapter_passes_s(c, tokens, k, outputs)
         base = frozen_passes_s(c, tokens, n, k, len(outputs))
-        return Passes(base.forward + beside.forward, base.backward + beside.backward)
+        casts_s = stream_casts_s(c, tokens, n, k, outputs)
+        forward = base.forward + beside.forward + casts_s
+        return Passes(forward, base.backward + beside.backward + casts_s)
     forward, backward = gemm_s(tokens, n, k, c.rates), gemm_s(tokens, k, n, c.rates)
     by_weight = weight_gradient_s(k, n, tokens, c.rates, sixteen_bit=c.wide_weight_gradients)
     passes = Passes(forward, backward + by_weight)

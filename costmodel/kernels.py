@@ -389,6 +389,15 @@ _FUSED_NORM = (4.0, 6.0)
 _EAGER_RMS_NORM = (36.0, 76.0)
 
 
+_WIDE_STREAM = (28.0, 60.0), (11.0, 12.0), (46.0, 46.0), (20.0, 36.0)
+"""Norm, residual, rotary and gate of eager layers whose norms have 32 bits. A norm squares (8), takes the
+mean (4), multiplies (8) and multiplies by its weight (8), without casts; backward its products take 8, 24 and
+16, and their sum 12. A residual adds what has 16 bits (10) behind attention, and 32 (12) behind a
+feed-forward. Queries and keys are turned at twice their 16-bit bytes (40) and narrowed for attention (6); the
+gate has twice its own (transformers 4.48, models/mistral/modeling_mistral.py; integrations/
+flash_attention.py)."""
+
+
 _STEPWISE_ACTIVATION = 14.0, 26.0
 """Of a gated feed-forward in Megatron without `bias_activation_fusion`: forward the activation of one half
 (4), the other half plus an offset, nought or not (4), and their product (6); backward the gradients of both
@@ -446,6 +455,10 @@ def element_bytes(
     model = workload.model
     matrices = 2.0 if model.gated else 1.0
     activation = 2.0 * matrices + 2.0, 4.0 * matrices + 2.0
+    if eager and workload.adapters is not None and workload.adapters.widens_stream:
+        norm, residual, rotary, gate = _WIDE_STREAM
+        plain = 2.0 * activation[0], 2.0 * activation[1]
+        return ElementBytes(norm, residual, rotary, gate if model.gated else plain)
     if eager:
         eager_norm = model.norm == "rmsnorm" and not fused_norm
         norm = _EAGER_RMS_NORM if eager_norm else _FUSED_NORM

@@ -191,6 +191,9 @@ class AdapterSpec(ClosedDocument):
     wide: bool = False
     """Whether adapters beside weights of 16 bits multiply at 32: PEFT keeps them so (`autocast_adapter_dtype`
     of `get_peft_model`), and a script that asks for no mixed precision narrows nothing."""
+    wide_stream: bool = False
+    """Whether norms beside weights of 4 bits have 32 bits, and so what they return and the sums of residuals
+    (`prepare_model_for_kbit_training` of PEFT)."""
 
     matrices: Annotated[tuple[str, ...], Field(max_length=len(TARGETS) + 1)] = ()
     """What the targets stand for in the framework; taken as they are where this is empty."""
@@ -204,6 +207,11 @@ class AdapterSpec(ClosedDocument):
     def decomposed(self) -> bool:
         """Whether each output of an adapted matrix has a magnitude that is trained too."""
         return _TRAITS[self.method].decomposed
+
+    @property
+    def widens_stream(self) -> bool:
+        """Whether residuals have 32 bits."""
+        return self.wide_stream and self.base_bits == 4
 
     def disabled(self) -> AdapterSpec:
         """The same frozen weights without an adapter beside any of them.
