@@ -37,6 +37,7 @@ from meshwright.costmodel.workload import (
 from meshwright.frameworks.catalog import input_offload
 from meshwright.model_specs.adapters import INPUTS_BACK, INPUTS_GATE, LATENT_DOWN, LATENT_UP
 from meshwright.model_specs.blocks import AttentionShares, BlockShares
+from meshwright.model_specs.parameters import attention_matmul_parameters
 from meshwright.model_specs.schema import ModelSpec
 
 # Activations that are offloaded to the host.
@@ -303,7 +304,30 @@ def activation_bytes_per_layer(
     if offloads_any(workload):
         plain_tokens = rank_tokens(workload, layout)
         saved = saved - _offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
-    return tokens * saved, inputs
+    magnitudes = np.where(by_operators, _magnitudes_saved(workload, layout, tokens, shares), 0.0)
+    return tokens * saved + magnitudes, inputs
+
+
+def _magnitudes_saved(
+    workload: Workload, layout: Layout, tokens: Floats, shares: BlockShares
+) -> Floats:
+    """Bytes of magnitudes that operator-level recomputation keeps where casts run one operator at a time.
+
+    Of each product's input and weight, at 16 bits (torchtitan 0.1, parallelisms/parallelize_llama.py,
+    _save_list: aten.abs; torchao 0.8.0, float8/float8_utils.py, tensor_to_amax). Products of experts and of
+    latent attention are left out.
+    """
+    model, tp = workload.model, np.asarray(layout.tp)
+    if not (workload.precision == "fp8" and stack_constants(workload).casts_stepwise):
+        return 0.0
+    matrices = 2.0 if model.gated else 1.0
+    inputs = shares.feed_forward * (matrices * model.hidden + model.ffn_hidden / tp)
+    weights = shares.feed_forward * (matrices + 1.0) * model.hidden * model.ffn_hidden / tp
+    if model.attention is None:
+        output = model.heads * model.v_head_dim / tp
+        inputs = inputs + shares.attention * (3.0 * model.hidden + output)
+        weights = weights + shares.attention * attention_matmul_parameters(model) / tp
+    return _WIDE_BYTES * (tokens * inputs + weights)
 
 
 def _stream_bytes(workload: Workload) -> float:
