@@ -13,12 +13,12 @@ import numpy as np
 
 from meshwright.costmodel.adapters import (
     adapted_outputs,
-    adapters_copy_inputs,
     backward_share,
-    copied_inputs,
+    copied_input_bytes,
     frozen,
     inner_bytes,
     keeps_input,
+    kept_input_bytes,
     kept_outputs_bytes,
 )
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
@@ -37,6 +37,7 @@ from meshwright.costmodel.workload import (
 from meshwright.frameworks.catalog import input_offload
 from meshwright.model_specs.adapters import INPUTS_BACK, INPUTS_GATE, LATENT_DOWN, LATENT_UP
 from meshwright.model_specs.blocks import AttentionShares, BlockShares
+from meshwright.model_specs.parameters import attention_matmul_parameters
 from meshwright.model_specs.schema import ModelSpec
 
 # Activations that are offloaded to the host.
@@ -258,7 +259,8 @@ def activation_bytes_per_layer(
         return _of_each_kind(workload, layout, attention or model.attention_shares, experts, blocks)
     sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
     by_operators = (mask & int(Recompute.OPERATORS)) != 0
-    block_input = 2.0 * model.hidden / sequence
+    of_stream = _stream_bytes(workload)
+    block_input = of_stream * model.hidden / sequence
     normed = np.where(by_operators, 0.0, narrow * model.hidden) / sequence
     before_mlp = normed * keeps_input(workload, *_MLP_INPUTS)
     before_mixers = normed * keeps_input(workload, *_MIXER_INPUTS)
@@ -293,7 +295,7 @@ def activation_bytes_per_layer(
         saved = saved + _between_adapters(workload, shares)
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
         saved = saved + _quantised_besides(model, layout, narrow, shares)
-    inputs = tokens * 2.0 * model.hidden / sequence
+    inputs = tokens * of_stream * model.hidden / sequence
     of_layer, of_all = _layer_inputs_saved(workload)
     saved = saved + of_layer + of_all
     if offloads_inputs(workload):
@@ -302,7 +304,36 @@ def activation_bytes_per_layer(
     if offloads_any(workload):
         plain_tokens = rank_tokens(workload, layout)
         saved = saved - _offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
-    return tokens * saved, inputs
+    magnitudes = np.where(by_operators, _magnitudes_saved(workload, layout, tokens, shares), 0.0)
+    return tokens * saved + magnitudes, inputs
+
+
+def _magnitudes_saved(
+    workload: Workload, layout: Layout, tokens: Floats, shares: BlockShares
+) -> Floats:
+    """Bytes of magnitudes that operator-level recomputation keeps where casts run one operator at a time.
+
+    Of each product's input and weight, at 16 bits (torchtitan 0.1, parallelisms/parallelize_llama.py,
+    _save_list: aten.abs; torchao 0.8.0, float8/float8_utils.py, tensor_to_amax). Products of experts and of
+    latent attention are left out.
+    """
+    model, tp = workload.model, np.asarray(layout.tp)
+    if not (workload.precision == "fp8" and stack_constants(workload).casts_stepwise):
+        return 0.0
+    matrices = 2.0 if model.gated else 1.0
+    inputs = shares.feed_forward * (matrices * model.hidden + model.ffn_hidden / tp)
+    weights = shares.feed_forward * (matrices + 1.0) * model.hidden * model.ffn_hidden / tp
+    if model.attention is None:
+        output = model.heads * model.v_head_dim / tp
+        inputs = inputs + shares.attention * (3.0 * model.hidden + output)
+        weights = weights + shares.attention * attention_matmul_parameters(model) / tp
+    return _WIDE_BYTES * (tokens * inputs + weights)
+
+
+def _stream_bytes(workload: Workload) -> float:
+    """Bytes of an element between blocks."""
+    widens = workload.adapters is not None and workload.adapters.widens_stream
+    return 2.0 * _WIDE_BYTES if widens else _WIDE_BYTES
 
 
 def _layer_inputs_saved(workload: Workload) -> tuple[float, float]:
@@ -691,24 +722,26 @@ def _between_adapters(workload: Workload, shares: BlockShares) -> float:
     """Bytes a token of what adapters keep for themselves, on every rank whole: what lies between their two
     products, and inputs that each has copied.
     """
-    model, width = workload.model, 2.0 * workload.model.hidden
-    before = inner_bytes(workload, *_MIXER_INPUTS) + copied_inputs(workload, *_MIXER_INPUTS) * width
+    model, width = workload.model, workload.model.hidden
+    before = inner_bytes(workload, *_MIXER_INPUTS)
+    before += copied_input_bytes(workload, *_MIXER_INPUTS) * width
     mixers = (shares.attention + shares.mamba) * before
     mixers += shares.attention * inner_bytes(workload, "o_proj")
     if adapted_outputs(workload, {"o_proj": 1.0}):
         # The kernel of attention keeps its output itself.
-        own_bytes = 2.0 * model.heads * model.v_head_dim * adapters_copy_inputs(workload)
+        own_bytes = kept_input_bytes(workload) * model.heads * model.v_head_dim
         mixers += shares.attention * own_bytes
     mixers += shares.mamba * inner_bytes(workload, "out_proj")
     blocks = shares.feed_forward
     if model.moe is not None and model.moe.shared_width:
         blocks += shares.experts
     mlp = inner_bytes(workload, *_MLP_INPUTS) + inner_bytes(workload, "down_proj")
-    mlp += copied_inputs(workload, *_MLP_INPUTS) * width
+    mlp += copied_input_bytes(workload, *_MLP_INPUTS) * width
+    mlp += copied_input_bytes(workload, "down_proj") * model.ffn_hidden
     around = inner_bytes(workload, LATENT_DOWN) + inner_bytes(workload, LATENT_UP)
     # The projection ahead of the dispatch reads what shared experts read.
-    copies = copied_inputs(workload, *_MLP_INPUTS, LATENT_DOWN)
-    around += (copies - copied_inputs(workload, *_MLP_INPUTS)) * width
+    copied = copied_input_bytes(workload, *_MLP_INPUTS, LATENT_DOWN)
+    around += (copied - copied_input_bytes(workload, *_MLP_INPUTS)) * width
     return mixers + blocks * mlp + shares.experts * around + kept_outputs_bytes(workload, shares)
 
 

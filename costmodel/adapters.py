@@ -11,7 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
+from meshwright.costmodel.kernels import (
+    Rates,
+    gemm_s,
+    instructions_per_s,
+    streamed_s,
+    weight_gradient_s,
+)
 from meshwright.costmodel.layer_context import Context, Passes
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.workload import Workload
@@ -65,6 +71,22 @@ and written as it is scaled (peft/tuners/lora/layer.py, Linear.forward). Backwar
 the adapter's part of the gradient of the input is added to the matrix's."""
 _COPIED_BYTES = 12.0
 """Of an element of an adapter's input, widened (2, 4) and narrowed again (4, 2); and of its gradient."""
+_WIDE_INPUT_BYTES, _WIDE_OUTPUT_BYTES = (6.0, 12.0), (24.0, 20.0)
+"""Beside 16-bit weights where nothing narrows adapters, forward and backward, without what their products
+read and write. An element of the input is widened (6), its gradient narrowed (6) and added to the matrix's
+(6); one of the output is scaled (8), added to the matrix's (10) and narrowed (6), its gradient widened (6),
+narrowed for the matrix (6) and scaled (8) (peft/tuners/lora/layer.py, Linear.forward; torch,
+csrc/autograd/engine.cpp, validate_outputs)."""
+_STREAM_CAST_BYTES = 6.0
+"""Of an element of 32 bits that a product takes at 16, or back (bitsandbytes, nn/modules.py,
+Linear4bit.forward: its input to the type that it computes in, its output to that of the input)."""
+_STREAM_INPUT_BYTES, _STREAM_OUTPUT_BYTES = (6.0, 18.0), (14.0, 10.0)
+"""Of an adapter beside such a product under autocast: its input narrowed (6), the gradient widened (6) and
+added (12); its output scaled (4) and added to the matrix's (10), the gradient narrowed (6) and scaled (4)."""
+_NARROW_INPUT = "o_proj"
+"""The matrix that reads what attention returns, at 16 bits whatever the residuals have."""
+_MASK_BYTES = 1.0
+"""Of an element that dropout has read (torch, native_dropout)."""
 _WIDE_BYTES, _INT8_WIDE_BYTES, _INT8_NORM_BYTES = 2.0, 6.0, 18.0
 """Of a weight of 4 bits as products read it; of one of 8 beside itself as the backward pass widens it: it is
 written and then scaled in place (MatMul8bitLt.backward); and as DoRA's norm reads it: by way of 32 bits
@@ -168,26 +190,100 @@ def adapter_passes_s(c: Context, tokens: Floats, inputs: Floats, outputs: Output
     if c.workload.adapters is None:
         return Passes(forward, backward)
     rank, rates = float(c.workload.adapters.rank), c.rates
-    copied_s: Floats = none
-    if adapters_copy_inputs(c.workload):
-        copied_s = streamed_s(_COPIED_BYTES * tokens * inputs, rates)
+    of_inputs, of_outputs = _streamed_bytes(c.workload, outputs)
+    wide = adapters_are_wide(c.workload)
+    narrow = not wide
+    products = _wide_rates(c) if wide else rates
+    result = 4.0 if wide else 2.0
     for width in widths:
-        down = gemm_s(tokens, rank, inputs, rates, sixteen_bit=True)
-        up = gemm_s(tokens, width, rank, rates, sixteen_bit=True)
-        forward = forward + down + up
-        forward = forward + streamed_s((SUMMED_BYTES + _SCALE_BYTES) * tokens * width, rates)
-        forward = forward + copied_s
-        by_input = gemm_s(tokens, rank, width, rates, sixteen_bit=True)
-        by_input = by_input + gemm_s(tokens, inputs, rank, rates, sixteen_bit=True)
-        by_weight = weight_gradient_s(rank, width, tokens, rates, sixteen_bit=True)
-        by_weight = by_weight + weight_gradient_s(inputs, rank, tokens, rates, sixteen_bit=True)
-        moved = tokens * (_SCALE_BYTES * width + SUMMED_BYTES * inputs)
-        backward = backward + by_input + by_weight + streamed_s(moved, rates) + copied_s
+        down = gemm_s(tokens, rank, inputs, products, sixteen_bit=narrow, output_bytes=result)
+        up = gemm_s(tokens, width, rank, products, sixteen_bit=narrow, output_bytes=result)
+        streamed_f, streamed_b = (
+            streamed_s(tokens * (of_input * inputs + of_output * width), rates)
+            for of_input, of_output in zip(of_inputs, of_outputs, strict=True)
+        )
+        forward = forward + down + up + streamed_f
+        by_input = gemm_s(tokens, rank, width, products, sixteen_bit=narrow, output_bytes=result)
+        by_input = by_input + gemm_s(
+            tokens, inputs, rank, products, sixteen_bit=narrow, output_bytes=result
+        )
+        by_weight = weight_gradient_s(rank, width, tokens, products, sixteen_bit=narrow)
+        by_weight = by_weight + weight_gradient_s(
+            inputs, rank, tokens, products, sixteen_bit=narrow
+        )
+        backward = backward + by_input + by_weight + streamed_b
         if c.workload.adapters.decomposed:
             scaled_f, scaled_b = (streamed_s(n * tokens * width, rates) for n in _DECOMPOSED_BYTES)
             forward = forward + scaled_f + _norm_s(c, inputs, width)
             backward = backward + scaled_b
     return Passes(forward, backward)
+
+
+def _streamed_bytes(
+    workload: Workload, outputs: Outputs
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Bytes of an element of an adapter's input and of its output, forward and backward, around its products.
+
+    Dropout reads and writes the input at the width that it comes in, beside a mask; so does its gradient
+    (torch, native_dropout and native_dropout_backward).
+    """
+    copies, wide = adapters_copy_inputs(workload), adapters_are_wide(workload)
+    streams = _reads_wide_stream(workload, outputs)
+    dropped = (8.0 if copies or wide or streams else 4.0) + _MASK_BYTES
+    dropped *= _drops(workload)
+    if streams:
+        forward, backward = _STREAM_INPUT_BYTES
+        return (forward + dropped, backward + dropped), _STREAM_OUTPUT_BYTES
+    if wide:
+        forward, backward = _WIDE_INPUT_BYTES
+        return (forward + dropped, backward + dropped), _WIDE_OUTPUT_BYTES
+    copied = _COPIED_BYTES * copies + dropped
+    return (copied, SUMMED_BYTES + copied), (SUMMED_BYTES + _SCALE_BYTES, _SCALE_BYTES)
+
+
+def _reads_wide_stream(workload: Workload, outputs: Outputs) -> bool:
+    """Whether matrices read what norms return, or gates, at 32 bits."""
+    widens = workload.adapters is not None and workload.adapters.widens_stream
+    return widens and _NARROW_INPUT not in outputs
+
+
+def stream_casts_s(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -> Floats:
+    """Casts of the inputs and outputs of frozen matrices that stand in a stream of 32 bits, in either pass.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and rates.
+    tokens : float or array
+        Rows, at least 0.
+    n, k : float or array
+        Width of the output and of the input on one rank, above 0.
+    outputs : mapping of str to float or array
+        What n is the sum of, by the name of each matrix: each casts the input for itself.
+
+    Returns
+    -------
+    float or array
+        Seconds; 0 where residuals have 16 bits.
+    """
+    if not _reads_wide_stream(c.workload, outputs):
+        return 0.0 * np.asarray(tokens, dtype=np.float64)
+    return streamed_s(_STREAM_CAST_BYTES * tokens * (len(outputs) * k + n), c.rates)
+
+
+def _drops(workload: Workload) -> bool:
+    """Whether adapters drop some of their input."""
+    return workload.adapters is not None and workload.adapters.dropout > 0.0
+
+
+def _wide_rates(c: Context) -> Rates:
+    """Rates of products at 32 bits, which PyTorch keeps off the tensor cores.
+
+    torch.backends.cuda.matmul.allow_tf32 is false unless a script sets it; a multiplication and its sum are
+    one instruction.
+    """
+    flops = 2.0 * instructions_per_s(c.workload.cluster.device.architecture, c.rates)
+    return replace(c.rates, gemm_flops=flops, operand_bytes=4.0)
 
 
 def _norm_s(c: Context, inputs: Floats, outputs: Floats) -> Floats:
@@ -335,11 +431,12 @@ def inner_bytes(workload: Workload, *names: str) -> float:
     Returns
     -------
     float
-        2 r for each adapter; 0 where nothing is adapted.
+        2 r for each adapter, 4 r at 32 bits; 0 where nothing is adapted.
     """
     if workload.adapters is None:
         return 0.0
-    return 2.0 * workload.adapters.rank * len(adapted_outputs(workload, dict.fromkeys(names, 1.0)))
+    each = 4.0 if adapters_are_wide(workload) else 2.0
+    return each * workload.adapters.rank * len(adapted_outputs(workload, dict.fromkeys(names, 1.0)))
 
 
 def adapters_copy_inputs(workload: Workload) -> bool:
@@ -360,11 +457,39 @@ def adapters_copy_inputs(workload: Workload) -> bool:
         False where every parameter is trained.
     """
     adapters = workload.adapters
-    return adapters is not None and adapters.base_bits == 16 and workload.autocast
+    return (
+        adapters is not None
+        and adapters.base_bits == 16
+        and workload.autocast
+        and not adapters_are_wide(workload)
+    )
 
 
-def copied_inputs(workload: Workload, *names: str) -> int:
-    """Copies of the input of matrices that share it, beyond the first, that their adapters keep.
+def adapters_are_wide(workload: Workload) -> bool:
+    """Whether adapters beside weights of 16 bits multiply at 32.
+
+    PEFT widens what it makes beside a model loaded at 16 bits (peft/tuners/tuners_utils.py,
+    `cast_adapter_dtype`) and casts their input to that; a script without mixed precision narrows nothing.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `adapters` say so.
+
+    Returns
+    -------
+    bool
+        False where every parameter is trained.
+    """
+    adapters = workload.adapters
+    return adapters is not None and adapters.base_bits == 16 and adapters.wide
+
+
+def copied_input_bytes(workload: Workload, *names: str) -> float:
+    """Bytes an element of the input of matrices that share it, which adapters keep beyond 2 that all share.
+
+    Each keeps what its first product has read: the input itself where that is shared, else its own copy,
+    widened or dropped, and what dropout kept.
 
     Parameters
     ----------
@@ -375,12 +500,31 @@ def copied_inputs(workload: Workload, *names: str) -> int:
 
     Returns
     -------
-    int
+    float
         At least 0; 0 where adapters share the input.
     """
-    if not adapters_copy_inputs(workload):
-        return 0
-    return max(len(adapted_outputs(workload, dict.fromkeys(names, 1.0))) - 1, 0)
+    each = kept_input_bytes(workload)
+    adapters = len(adapted_outputs(workload, dict.fromkeys(names, 1.0)))
+    return max(each * adapters - 2.0, 0.0)
+
+
+def kept_input_bytes(workload: Workload) -> float:
+    """Bytes an element of the input that each adapter keeps for itself.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `adapters` and `autocast` are used.
+
+    Returns
+    -------
+    float
+        0 where adapters share the input.
+    """
+    drops, wide = _drops(workload), adapters_are_wide(workload)
+    if not (drops or wide or adapters_copy_inputs(workload)):
+        return 0.0
+    return (4.0 if wide else 2.0) + _MASK_BYTES * drops
 
 
 def kept_outputs_bytes(workload: Workload, shares: BlockShares) -> float:
@@ -409,9 +553,11 @@ def kept_outputs_bytes(workload: Workload, shares: BlockShares) -> float:
     return _KEPT_BYTES * (elements + shares.experts * outputs.beside_experts)
 
 
-_ADAPTER_PRODUCTS, _ADAPTER_OPERATORS, _COPIED_ADAPTER_LAUNCHES = 2.0, 2.0, 8.0
+_ADAPTER_PRODUCTS, _ADAPTER_OPERATORS = 2.0, 2.0
+_COPIED_ADAPTER_LAUNCHES, _WIDE_ADAPTER_LAUNCHES = 8.0, 6.0
 """Kernels of an adapter forward: two products, which are modules, scaling and sum, which are not; and of all
-four with casts of the input, there and back, and of both matrices (peft/tuners/lora/layer.py;
+four with casts of the input, there and back, and of both matrices; at 32 bits with casts of the input and of
+the sum (peft/tuners/lora/layer.py;
 megatron/bridge/peft/lora_layers.py and utils.py, ParallelLinearAdapter)."""
 _DECOMPOSED_LAUNCHES = 12.0
 """Kernels of DoRA beside those: an identity, two products, scaling, sum and norm; of the outputs a quotient,
@@ -463,6 +609,9 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
     each = _ADAPTER_PRODUCTS + _ADAPTER_OPERATORS * operator_share(c)
     if adapters_copy_inputs(workload):
         each = _COPIED_ADAPTER_LAUNCHES
+    if adapters_are_wide(workload):
+        each = _WIDE_ADAPTER_LAUNCHES
+    each += operator_share(c) * _drops(workload)
     launches = each * number
     if workload.adapters.decomposed:
         launches += _DECOMPOSED_LAUNCHES * number

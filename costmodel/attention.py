@@ -16,14 +16,15 @@ from meshwright.costmodel.activations import is_masked, norm_before_attention_ap
 from meshwright.costmodel.feed_forward import linear
 from meshwright.costmodel.kernels import OPERAND_BYTES, attention_pair_flops, gemm_s, streamed_s
 from meshwright.costmodel.layer_context import (
+    CastProduct,
     Context,
     LayerTime,
     Parts,
     Passes,
     block_time,
+    cast_passes,
     context_parallel_s,
     merge_bytes,
-    quantise_bytes,
     streamed_passes_s,
     tensor_parallel_s,
 )
@@ -53,6 +54,10 @@ _UNDER_A_MASK = 2.0
 """Scores that a kernel computes which computes all, over those of causal attention."""
 _FURTHER_PRODUCTS = 2
 """Matrices of keys and values beside that of queries."""
+
+
+_PROJECTIONS = 3
+"""Matrices in front of attention: queries, keys and values."""
 
 
 class _Widths(NamedTuple):
@@ -177,27 +182,34 @@ def _projections(c: Context, widths: _Widths) -> _Projections:
     return _Projections(inputs, output, 0.0 * inputs.forward)
 
 
-def _latent_projections(c: Context) -> tuple[Passes, Floats]:
-    """Down and up projections of latent attention, and the up projections forward alone.
+_Matrices = list[tuple[str, Floats, float]]
+"""Name of each, and widths of its output and its input."""
 
-    The down projections are not split by TP.
-    """
-    model, tokens, tp = c.workload.model, c.tokens, np.asarray(c.layout.tp)
+
+def _latent_matrices(c: Context) -> tuple[_Matrices, _Matrices]:
+    """Down and up projections of latent attention on one rank; TP splits the latter."""
+    model, tp = c.workload.model, np.asarray(c.layout.tp)
     mla = model.attention
     assert mla is not None
     q_out = model.heads / tp * model.qk_head_dim
     kv_out = model.heads / tp * (mla.qk_nope_head_dim + mla.v_head_dim)
-    down: list[tuple[str, Floats, float]] = [
+    down: _Matrices = [
         ("kv_a_proj_with_mqa", mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden)
     ]
     if mla.q_lora_rank is not None:
         down.append(("q_a_proj", mla.q_lora_rank, model.hidden))
-    up: list[tuple[str, Floats, float]] = [
+    up: _Matrices = [
         ("kv_b_proj", kv_out, mla.kv_lora_rank),
         ("q_b_proj" if mla.q_lora_rank else "q_proj", q_out, mla.q_lora_rank or model.hidden),
     ]
     if model.attention_head_gates:
         up.append(("g_proj", model.heads / tp, model.hidden))
+    return down, up
+
+
+def _latent_projections(c: Context) -> tuple[Passes, Floats]:
+    """Down and up projections of latent attention, and the up projections forward alone."""
+    (down, up), tokens = _latent_matrices(c), c.tokens
     local = tokens / c.sequence_shards
     passes = [linear(c, local, n, k, {name: n}) for name, n, k in down]
     passes += [linear(c, tokens, n, k, {name: n}) for name, n, k in up]
@@ -268,12 +280,11 @@ def _inner_bytes(c: Context, widths: _Widths) -> Passes:
 
 def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -> Passes:
     """Bytes of all memory-bound operators."""
-    hidden, around = c.workload.model.hidden, c.element_bytes.around
+    around = c.element_bytes.around
     elements = c.hidden_elements
     further = c.workload.model.further_norms * elements
     norm_f, norm_b = c.element_bytes.norm
-    cast_f = quantise_bytes(c, c.tokens, hidden + widths.output)
-    cast_b = quantise_bytes(c, c.tokens, widths.projected + hidden)
+    cast_f, cast_b = _casts(c, widths)[0]
     if c.workload.fp8_attention:
         cast_f = cast_f + _attended_bytes(c) * (widths.query + widths.key_value)
         cast_b = cast_b + _attended_bytes(c) * widths.output
@@ -287,6 +298,17 @@ def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -
         + score.backward
         + merge_b,
     )
+
+
+def _casts(c: Context, widths: _Widths) -> tuple[Passes, Floats]:
+    """Bytes of casts, and those that recomputed operators move again (`layer_context.cast_passes`)."""
+    hidden = c.workload.model.hidden
+    shared = Passes(hidden + widths.output, widths.projected + hidden)
+    projections = [CastProduct(widths.projected, hidden, _PROJECTIONS)]
+    if c.workload.model.attention is not None:
+        down, up = _latent_matrices(c)
+        projections = [CastProduct(n, k, 1) for _, n, k in (*down, *up)]
+    return cast_passes(c, c.tokens, shared, [*projections, CastProduct(hidden, widths.output, 1)])
 
 
 def _attended_bytes(c: Context) -> Floats:
@@ -316,13 +338,15 @@ def _recomputed(
     keys_s = gemms.inputs.forward * widths.made_keys / widths.projected
     every_second = gemms.output.forward + keys_s
     streamed = np.where(of_norm, streamed_s(norm_bytes, c.rates), 0.0)
+    by_operators = mask & int(Recompute.OPERATORS)
+    streamed = streamed + np.where(by_operators, streamed_s(_casts(c, widths)[1], c.rates), 0.0)
     streamed = streamed + np.where(of_core, streamed_s(core.score_bytes.forward, c.rates), 0.0)
     streamed = streamed + np.where(of_inner, streamed_s(inner_bytes, c.rates), 0.0)
     up_s = np.where(mask & int(Recompute.MLA_UP_PROJECTION), gemms.up_forward, 0.0)
     return {
         "attention": np.where(of_core, core.seconds.forward, 0.0),
         "memory_bound": streamed,
-        "gemm": up_s + np.where(mask & int(Recompute.OPERATORS), every_second, 0.0),
+        "gemm": up_s + np.where(by_operators, every_second, 0.0),
     }
 
 

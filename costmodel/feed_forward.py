@@ -15,17 +15,20 @@ from meshwright.costmodel.adapters import (
     adapts_experts,
     frozen,
     frozen_passes_s,
+    stream_casts_s,
     widening_s,
 )
 from meshwright.costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
 from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
+    CastProduct,
     Context,
     LayerTime,
     Parts,
     Passes,
     add,
     block_time,
+    cast_passes,
     quantise_bytes,
     scaled,
     streamed_passes_s,
@@ -81,7 +84,9 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -
     if frozen(c.workload):
         beside = adapter_passes_s(c, tokens, k, outputs)
         base = frozen_passes_s(c, tokens, n, k, len(outputs))
-        return Passes(base.forward + beside.forward, base.backward + beside.backward)
+        casts_s = stream_casts_s(c, tokens, n, k, outputs)
+        forward = base.forward + beside.forward + casts_s
+        return Passes(forward, base.backward + beside.backward + casts_s)
     forward, backward = gemm_s(tokens, n, k, c.rates), gemm_s(tokens, k, n, c.rates)
     by_weight = weight_gradient_s(k, n, tokens, c.rates, sixteen_bit=c.wide_weight_gradients)
     passes = Passes(forward, backward + by_weight)
@@ -122,11 +127,15 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     elements = c.hidden_elements * norm
     activation_f = tokens * local * moved.activation[0]
     activation_b = tokens * local * moved.activation[1]
-    cast_f = quantise_bytes(c, tokens, model.hidden + local)
-    cast_b = quantise_bytes(c, tokens, matrices * local + model.hidden)
+    shared = Passes(model.hidden + local, matrices * local + model.hidden)
+    products = (
+        CastProduct(matrices * local, model.hidden, matrices),
+        CastProduct(model.hidden, local, 1),
+    )
+    cast, cast_again = cast_passes(c, tokens, shared, products)
     streamed = Passes(
-        moved.around[0] * elements + activation_f + cast_f,
-        moved.around[1] * elements + activation_b + cast_b,
+        moved.around[0] * elements + activation_f + cast.forward,
+        moved.around[1] * elements + activation_b + cast.backward,
     )
     gemm = Passes(up.forward + down.forward, up.backward + down.backward)
     further_sums = (matrices - 1) * c.constants.framework.reduces_gate_apart
@@ -136,13 +145,11 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
         tp_comm=tensor_parallel_s(c, gemm, 0.5 * up.backward, further_sums),
     )
     norm_bytes = moved.norm[0] * elements
-    recomputed = _recomputed(c, block.forward, up.forward, norm_bytes, activation_f)
-    return replace(block, recompute=recomputed)
+    by_operators = norm_bytes + activation_f + cast_again
+    return replace(block, recompute=_recomputed(c, block.forward, up.forward, by_operators))
 
 
-def _recomputed(
-    c: Context, forward: Parts, up_s: Floats, norm_bytes: Floats, activation_bytes: Floats
-) -> Parts:
+def _recomputed(c: Context, forward: Parts, up_s: Floats, streamed_bytes: Floats) -> Parts:
     """What selective recomputation runs again of a dense feed-forward.
 
     Operator-level recomputation runs every second matrix product again: of a gated block the second input;
@@ -150,7 +157,7 @@ def _recomputed(
     """
     mask = np.asarray(c.layout.recompute)
     by_operators = mask & int(Recompute.OPERATORS)
-    streamed = np.where(by_operators, norm_bytes + activation_bytes, 0.0)
+    streamed = np.where(by_operators, streamed_bytes, 0.0)
     gemm = 0.0 * up_s
     if c.workload.model.gated:
         gemm = np.where(by_operators, 0.5 * up_s, 0.0)

@@ -7,6 +7,7 @@ attained HBM bandwidth; a memory-bound kernel takes its bytes over that bandwidt
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -154,6 +155,31 @@ def weight_gradient_s(
     return gemm_s(m, n, k, rates, sixteen_bit=sixteen_bit, groups=groups, output_bytes=output_bytes)
 
 
+_LANES = {"volta": 64.0, "ampere": 64.0}
+"""Instructions of 32 bits that an SM begins in a cycle, where not 128 (CUDA C++ Programming Guide, arithmetic
+instructions, throughput of native 32-bit additions; A100 of compute capability 8.0)."""
+_CLOCK_HZ = 1.6e9
+"""Between the boost clocks of 1.41 GHz of an A100 and 1.83 GHz of an H100."""
+
+
+def instructions_per_s(architecture: str, rates: Rates) -> float:
+    """Instructions of 32 bits that a device begins in a second, outside its tensor cores.
+
+    Parameters
+    ----------
+    architecture : str
+        Of the device, such as hopper or blackwell.
+    rates : Rates
+        Its SMs are used.
+
+    Returns
+    -------
+    float
+        Above 0.
+    """
+    return rates.sms * _LANES.get(architecture, 128.0) * _CLOCK_HZ
+
+
 def attention_pair_flops(
     seq_queries: Floats, seq_keys: Floats, heads: Floats, qk_dim: Floats, v_dim: Floats
 ) -> Floats:
@@ -290,6 +316,51 @@ def cast_bytes_per_element(
     return reads[precision] + 2.0 * OPERAND_BYTES[precision]
 
 
+_STEPWISE_MAXIMUM, _STEPWISE_NARROWING, _TRANSPOSED_COPY = 6.0, 27.0, 2.0
+"""Of an element cast one operator of PyTorch at a time: its magnitude (4) and the maximum (2); widened to 32
+bits (6), scaled (8), clamped (8) and narrowed (5) (torchao 0.8.0, float8/float8_utils.py, tensor_to_amax and
+to_fp8_saturated; float8_tensor.py, _ToFloat8ConstrFunc.forward). A copy in the other order, at 8 bits, where
+a product wants it (float8_ops.py, preprocess_addmm)."""
+
+
+class CastBytes(NamedTuple):
+    """Bytes of casts by what is cast: an element of a product's input, of its weight, of its gradient."""
+
+    inputs: float
+    weights: float
+    gradients: float
+
+
+def stepwise_cast_bytes(recipe: str | None) -> tuple[CastBytes, CastBytes, CastBytes]:
+    """Bytes that casts of one product move where PyTorch runs each of their operators by itself.
+
+    With scales by tensor, input, weight and gradient are cast once, and the backward products copy all three
+    into the other order. Scales by row are taken anew along the other order: input, weight and gradient once
+    more, unless weight gradients stay at 16 bits (torchao 0.8.0, float8/float8_linear.py,
+    manual_float8_matmul_with_args_in_float8 and manual_float8_matmul_with_args_in_hp).
+
+    Parameters
+    ----------
+    recipe : str, optional
+        How FP8 scales come about (`workload.Fp8Recipe`).
+
+    Returns
+    -------
+    tuple of three CastBytes
+        Forward, backward, and again where operators are recomputed, which keeps magnitudes and maxima
+        (torchtitan 0.1, parallelisms/parallelize_llama.py, _save_list).
+    """
+    cast = _STEPWISE_MAXIMUM + _STEPWISE_NARROWING
+    forward = CastBytes(cast, cast, 0.0)
+    again = CastBytes(_STEPWISE_NARROWING, _STEPWISE_NARROWING, 0.0)
+    copied = cast + _TRANSPOSED_COPY
+    if recipe == "rowwise":
+        return forward, CastBytes(copied, copied, cast + copied), again
+    if recipe == "rowwise_with_gw_hp":
+        return forward, CastBytes(0.0, copied, cast), again
+    return forward, CastBytes(_TRANSPOSED_COPY, _TRANSPOSED_COPY, copied), again
+
+
 def weight_cast_bytes(recipe: str | None, slower: float) -> float:
     """Bytes per element of a weight that every micro-batch casts again.
 
@@ -321,6 +392,15 @@ def weight_cast_bytes(recipe: str | None, slower: float) -> float:
 
 _FUSED_NORM = (4.0, 6.0)
 _EAGER_RMS_NORM = (36.0, 76.0)
+
+
+_WIDE_STREAM = (28.0, 60.0), (11.0, 12.0), (46.0, 46.0), (20.0, 36.0)
+"""Norm, residual, rotary and gate of eager layers whose norms have 32 bits. A norm squares (8), takes the
+mean (4), multiplies (8) and multiplies by its weight (8), without casts; backward its products take 8, 24 and
+16, and their sum 12. A residual adds what has 16 bits (10) behind attention, and 32 (12) behind a
+feed-forward. Queries and keys are turned at twice their 16-bit bytes (40) and narrowed for attention (6); the
+gate has twice its own (transformers 4.48, models/mistral/modeling_mistral.py; integrations/
+flash_attention.py)."""
 
 
 _STEPWISE_ACTIVATION = 14.0, 26.0
@@ -380,6 +460,10 @@ def element_bytes(
     model = workload.model
     matrices = 2.0 if model.gated else 1.0
     activation = 2.0 * matrices + 2.0, 4.0 * matrices + 2.0
+    if eager and workload.adapters is not None and workload.adapters.widens_stream:
+        norm, residual, rotary, gate = _WIDE_STREAM
+        plain = 2.0 * activation[0], 2.0 * activation[1]
+        return ElementBytes(norm, residual, rotary, gate if model.gated else plain)
     if eager:
         eager_norm = model.norm == "rmsnorm" and not fused_norm
         norm = _EAGER_RMS_NORM if eager_norm else _FUSED_NORM

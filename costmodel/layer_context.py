@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from meshwright.costmodel.kernels import (
     Rates,
     cast_bytes_per_element,
     element_bytes,
+    stepwise_cast_bytes,
     streamed_s,
     transposed_slower,
     weight_cast_bytes,
@@ -83,7 +84,14 @@ class Context:
     @cached_property
     def weight_cast_bytes(self) -> float:
         """Bytes moved per element of a weight that every micro-batch casts again."""
+        if self.casts_stepwise:
+            return 0.0
         return weight_cast_bytes(self.fp8_recipe, transposed_slower(self.rates))
+
+    @property
+    def casts_stepwise(self) -> bool:
+        """Whether operands are cast one operator at a time (`kernels.stepwise_cast_bytes`)."""
+        return self.workload.precision == "fp8" and self.constants.framework.casts_stepwise
 
     @property
     def wide_weight_gradients(self) -> bool:
@@ -195,6 +203,49 @@ class Passes(NamedTuple):
 
     forward: Floats
     backward: Floats
+
+
+class CastProduct(NamedTuple):
+    """Matrices that share an input, each of which casts its operands for itself: widths on one rank."""
+
+    outputs: Floats
+    """Of all of them."""
+    inputs: Floats
+    matrices: int
+
+
+def cast_passes(
+    c: Context, tokens: Floats, shared: Passes, products: Sequence[CastProduct]
+) -> tuple[Passes, Floats]:
+    """Bytes that the casts of a block's products move, and those that recomputed operators move again.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and rates.
+    tokens : float or array
+        Rows of the operands, at least 0.
+    shared : Passes
+        Elements of all operands in a row, each counted once, where one kernel casts them.
+    products : sequence of CastProduct
+        The products, each of which casts its own operands where casts are one operator at a time.
+
+    Returns
+    -------
+    tuple of Passes and float or array
+        Bytes read and written; 0 at 16 bits. The second is 0 but of casts one operator at a time.
+    """
+    if not c.casts_stepwise:
+        fused = (quantise_bytes(c, tokens, elements) for elements in shared)
+        return Passes(*fused), 0.0 * np.asarray(tokens)
+    inputs = tokens * sum(each.matrices * each.inputs for each in products)
+    weights = sum(each.outputs * each.inputs for each in products)
+    gradients = tokens * sum(each.outputs for each in products)
+    forward, backward, again = (
+        of.inputs * inputs + of.weights * weights + of.gradients * gradients
+        for of in stepwise_cast_bytes(c.fp8_recipe)
+    )
+    return Passes(forward, backward), again
 
 
 def as_experts_run(workload: Workload) -> Workload:

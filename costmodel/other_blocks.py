@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.costmodel.adapters import frozen
 from meshwright.costmodel.collectives import all_reduce_s, all_to_all_s
 from meshwright.costmodel.feed_forward import linear
-from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
+from meshwright.costmodel.kernels import gemm_s, instructions_per_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
@@ -212,11 +212,6 @@ _SCAN_INSTRUCTIONS = (12.0, 46.0)
 decay scaled and brought into range for the exponential (4), input times B (1), the scan by threads and back
 (4), output (1). Backward (selective_scan_bwd_kernel.cuh): those 11 again, the reverse scan and its input (5),
 the gradients of input, step, decay, B and C (14), and two atomic additions at an eighth of the rate (16)."""
-_LANES = {"volta": 64.0, "ampere": 64.0}
-"""Instructions of 32 bits that an SM begins in a cycle, where not 128 (CUDA C++ Programming Guide, arithmetic
-instructions, throughput of native 32-bit additions; A100 of compute capability 8.0)."""
-_CLOCK_HZ = 1.6e9
-"""Between the boost clocks of 1.41 GHz of an A100 and 1.83 GHz of an H100."""
 
 
 def mamba1_block(c: Context) -> LayerTime:
@@ -281,8 +276,7 @@ def selective_scan_s(c: Context, spec: Mamba1Spec) -> Passes:
     Passes
         Seconds of one layer and micro-batch.
     """
-    device = c.workload.cluster.device
-    per_second = c.rates.sms * _LANES.get(device.architecture, 128.0) * _CLOCK_HZ
+    per_second = instructions_per_s(c.workload.cluster.device.architecture, c.rates)
     states = float(spec.channels) * spec.state_dim
     of_chunk = 8.0 * states / 2048.0
     seconds = []

@@ -135,6 +135,8 @@ class FrameworkConstants:
     """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
     transposes_apart: bool
     """Whether an FP8 operand's transpose is made in a kernel of its own."""
+    casts_stepwise: bool
+    """Whether FP8 operands are cast one operator of PyTorch at a time, and by each product for itself."""
     narrow_gathers: bool
     """Whether parameters are kept and gathered at the run's precision (FP8) instead of 16 bits."""
     bucket_parameters: float

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
-from meshwright.documents import ClosedDocument
+from meshwright.documents import ClosedDocument, left_out_at
 from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.blocks import LINEAR, LinearAttentionSpec, Mamba1Spec
 from meshwright.model_specs.parameters import (
@@ -186,6 +186,14 @@ class AdapterSpec(ClosedDocument):
         ALL_LINEAR,
     )
     """Matrices that get an adapter, words of `TARGETS`."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = left_out_at(0.0)
+    """Share of an adapter's input that is dropped."""
+    wide: bool = left_out_at(False)
+    """Whether adapters beside weights of 16 bits multiply at 32: PEFT keeps them so (`autocast_adapter_dtype`
+    of `get_peft_model`), and a script that asks for no mixed precision narrows nothing."""
+    wide_stream: bool = left_out_at(False)
+    """Whether norms beside weights of 4 bits have 32 bits, and so what they return and the sums of residuals
+    (`prepare_model_for_kbit_training` of PEFT)."""
 
     matrices: Annotated[tuple[str, ...], Field(max_length=len(TARGETS) + 1)] = ()
     """What the targets stand for in the framework; taken as they are where this is empty."""
@@ -199,6 +207,11 @@ class AdapterSpec(ClosedDocument):
     def decomposed(self) -> bool:
         """Whether each output of an adapted matrix has a magnitude that is trained too."""
         return _TRAITS[self.method].decomposed
+
+    @property
+    def widens_stream(self) -> bool:
+        """Whether residuals have 32 bits."""
+        return self.wide_stream and self.base_bits == 4
 
     def disabled(self) -> AdapterSpec:
         """The same frozen weights without an adapter beside any of them.

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.activations import activation_bytes_per_layer
-from meshwright.costmodel.adapters import normed_bytes
+from meshwright.costmodel.adapters import adapter_passes_s, normed_bytes
 from meshwright.costmodel.collectives import long_ring_pass_s
 from meshwright.costmodel.data_parallel import data_parallel_traffic
 from meshwright.costmodel.feed_forward import linear
@@ -70,6 +70,104 @@ def test_an_adapted_matrix_costs_its_adapter_besides() -> None:
     assert beside.forward - without.forward > least_s
     assert beside.forward - without.forward < 2.0 * least_s
     assert beside.backward > without.backward
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_adapters_at_32_bits_by_hand(dropout: float) -> None:
+    """Per element of the input: widened 6, dropped 4 + 4 + 1, read 4; backward read and written 4 + 4, the
+    same dropout, narrowed 6, added 6. Of the output: written 4, scaled 8, added 10, narrowed 6; backward
+    widened 6, narrowed 6, scaled 8 and read twice."""
+    wide = AdapterSpec(targets=("q_proj",), rank=1, dropout=dropout, wide=True)
+    c = context(workload(wide), layout())
+    n, k, tokens = 1024.0, 4096.0, 1e9
+    beside = adapter_passes_s(c, tokens, k, {"q_proj": n})
+    dropped = 9.0 if dropout else 0.0
+    forward = (6 + dropped + 4) * k + (4 + 8 + 10 + 6) * n
+    backward = (8 + dropped + 12) * k + (6 + 6 + 8 + 8) * n
+    # Of one column, products are a small part of what their operands take to move.
+    rate = c.rates.hbm_bytes_per_s
+    assert beside.forward == pytest.approx(tokens * forward / rate, rel=0.02)
+    assert beside.backward == pytest.approx(tokens * backward / rate, rel=0.02)
+
+
+def test_dropout_reads_and_writes_inputs_of_16_bits() -> None:
+    """Two bytes read and two written, and a mask of one, either way."""
+    plain, drops = (
+        adapter_passes_s(
+            context(workload(AdapterSpec(targets=("q_proj",), dropout=share)), layout()),
+            *(4096.0, 4096.0, {"q_proj": 1024.0}),
+        )
+        for share in (0.0, 0.05)
+    )
+    rate = context(workload(QV), layout()).rates.hbm_bytes_per_s
+    for before, after in zip(plain, drops, strict=True):
+        assert after - before == pytest.approx(5.0 * 4096 * 4096 / rate)
+
+
+def qlora(target: str, *, dropout: float = 0.0, wide_stream: bool) -> Context:
+    adapters = AdapterSpec(
+        method="qlora", targets=(target,), dropout=dropout, wide_stream=wide_stream
+    )
+    return context(workload(adapters), layout())
+
+
+@pytest.mark.parametrize(
+    ("name", "of_input", "of_output"), [("gate_proj", 6, 6), ("down_proj", 6, 6), ("o_proj", 0, 0)]
+)
+def test_products_in_a_wide_stream_cast_what_they_take(
+    name: str, of_input: int, of_output: int
+) -> None:
+    """Input narrowed and output widened, and back (4 and 2 either way); attention returns 16 bits."""
+    target = "q_proj"
+    plain, wide = (qlora(target, wide_stream=each) for each in (False, True))
+    n, k = 1024.0, 4096.0
+    before, after = (linear(c, 4096.0, n, k, {name: n}) for c in (plain, wide))
+    moved = 4096 * (of_input * k + of_output * n)
+    for less, more in zip(before, after, strict=True):
+        assert more - less == pytest.approx(moved / plain.rates.hbm_bytes_per_s)
+
+
+def test_adapters_in_a_wide_stream_by_hand() -> None:
+    """Over 16 bits, forward: of the input dropout at 4 + 4 + 1 for 2 + 2 + 1, and a cast (6); of the output a
+    sum of 10 for 6. Backward: the same dropout, 6 + 12 for 6; of the output one cast more (6)."""
+    plain, wide = (qlora("q_proj", dropout=0.1, wide_stream=each) for each in (False, True))
+    n, k = 1024.0, 4096.0
+    before, after = (adapter_passes_s(c, 4096.0, k, {"q_proj": n}) for c in (plain, wide))
+    rate = plain.rates.hbm_bytes_per_s
+    forward = 4096 * ((9 - 5 + 6) * k + 4 * n) / rate
+    backward = 4096 * ((9 - 5 + 18 - 6) * k + 6 * n) / rate
+    assert after.forward - before.forward == pytest.approx(forward)
+    assert after.backward - before.backward == pytest.approx(backward)
+
+
+def test_a_wide_stream_doubles_what_checkpoints_keep() -> None:
+    """A micro-batch of Mistral 7B kept 4.00 GiB more so, 2 bytes of 32 inputs of 16,384 tokens by 4,096
+    (fms-acceleration, baseline-peft-bnb against accelerated-peft-bnb); norms move 28 and 60 bytes."""
+    plain, wide = (qlora("q_proj", wide_stream=each) for each in (False, True))
+    kept = [
+        activation_bytes_per_layer(c.workload, c.layout, experts=False)[1] for c in (plain, wide)
+    ]
+    assert float(np.asarray(kept[1] - kept[0])) == 2 * 4096 * 4096
+    moved = wide.element_bytes
+    assert [*moved.norm, *moved.activation, *moved.around] == [28, 60, 20, 36, 39, 72]
+    full = AdapterSpec(wide_stream=True)
+    assert context(workload(full), layout()).element_bytes == plain.element_bytes
+
+
+@pytest.mark.parametrize(
+    ("dropout", "wide", "each"), [(0.0, False, 0), (0.1, False, 3), (0.0, True, 4), (0.1, True, 5)]
+)
+def test_adapters_keep_inputs_of_their_own(dropout: float, wide: bool, each: int) -> None:
+    """Queries and values: two copies of the input in place of one of 16 bits; a mask has a byte."""
+
+    def saved(**fields: Any) -> float:
+        adapters = QV.model_copy(update=fields)
+        kept, _ = activation_bytes_per_layer(workload(adapters), layout(), experts=False)
+        return float(np.asarray(kept)) / 4096
+
+    inner = 2 * 8 * (2 if wide else 0)
+    copies = 4096 * (2 * each - 2) if each else 0
+    assert saved(dropout=dropout, wide=wide) - saved() == pytest.approx(inner + copies)
 
 
 def test_weights_of_four_bits_are_read_and_written_in_both_passes() -> None:

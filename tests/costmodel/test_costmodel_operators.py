@@ -370,6 +370,42 @@ def test_eager_operators_move_what_their_code_says() -> None:
     assert (fused.around, fused.rotary, fused.activation) == ((10, 12), (4, 4), (6, 10))
 
 
+@pytest.mark.parametrize(
+    ("recipe", "backward"),
+    [
+        # Gradient, input, weight: by tensor cast (33) once, all three copied into the other order (2).
+        ("tensorwise", (35, 2, 2)),
+        # By row along both orders: the gradient twice and copied, the others once more and copied.
+        ("rowwise", (68, 35, 35)),
+        # Weight gradients at 16 bits: the gradient once, the weight once more and copied.
+        ("rowwise_with_gw_hp", (33, 0, 35)),
+    ],
+)
+def test_eager_casts_are_six_kernels_of_each_product(
+    recipe: str, backward: tuple[int, int, int]
+) -> None:
+    """Three matrices of 4,096 by 14,336 over 2,048 tokens: gate and up each cast the input, down casts its
+    own, 33 bytes an element, and each its weight; recomputed without magnitude and maximum (27)."""
+    layout = Layout(dp=8, zero_stage=3, recompute=Recompute.OPERATORS)
+    settings = {"gpus": 8, "cluster": read_cluster("dgx-h100"), "framework": "torchtitan-eager"}
+    narrow, wide = (
+        context(workload("llama-3-8b", **settings, **each), layout)  # type: ignore[arg-type]
+        for each in ({"precision": "fp8", "fp8_recipe": recipe}, {"precision": "bf16"})
+    )
+    cast, plain = dense_mlp(narrow, 14336), dense_mlp(wide, 14336)
+    inputs, gradients = 2048 * (2 * 4096 + 14336), 2048 * (2 * 14336 + 4096)
+    weights = 3 * 4096 * 14336
+    of_gradient, of_input, of_weight = backward
+    moved = {
+        "forward": 33 * (inputs + weights),
+        "backward": of_gradient * gradients + of_input * inputs + of_weight * weights,
+        "recompute": 27 * (inputs + weights),
+    }
+    for turn, expected in moved.items():
+        more, less = (float(np.asarray(getattr(b, turn)["memory_bound"])) for b in (cast, plain))
+        assert more - less == pytest.approx(expected / narrow.rates.hbm_bytes_per_s)
+
+
 def test_experts_run_the_operators_of_their_stack() -> None:
     """Mixtral on transformers: two experts of 14,336 for a token, gates of 10 and 18 bytes an element where
     one kernel moves 6 and 10, and around them 42 and 82 of the hidden width in place of 10 and 12."""

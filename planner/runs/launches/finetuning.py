@@ -59,7 +59,6 @@ PADDED = "sequences of a micro-batch are padded to the longest: all are priced a
 END_TO_END = "samples of a micro-batch lie end to end: each is priced at the full length"
 TUNING: StepKindName = "sft"
 PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
-DROPPED = "dropout before adapters is not priced"
 LINEAR_EXPERTS = (
     "which matrices of experts are linear modules, and get an adapter, is another in each version of "
     "transformers: priced as PEFT's all-linear, experts and router included"
@@ -671,9 +670,12 @@ def loaded_bits(fields: Mapping[str, object], where: str) -> int:
     return 4 if four else 8 if eight else 16
 
 
-def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> dict[str, Any]:
+def adapters_mapping(
+    method: str, rank: int | None, targets: Iterable[str], dropout: object = None
+) -> dict[str, Any]:
     """What is trained beside frozen weights, as a run file has it."""
-    return {"method": method, "rank": rank, "targets": list(dict.fromkeys(targets))}
+    drops = {"dropout": dropout} if dropout else {}
+    return {"method": method, "rank": rank, "targets": list(dict.fromkeys(targets))} | drops
 
 
 _PEFT_KIND, _PEFT_RANK, _PEFT_TARGETS = "peft_type", "r", "target_modules"
@@ -825,7 +827,6 @@ def from_llamafactory(document: dict[str, Any], path: Path) -> LaunchRun:
         adapters, of_adapters = _llamafactory_adapters(document, numbers[_RANK], where)
         unread += of_adapters
         remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
-        remarks += (DROPPED,) if document.get(_DROPOUT) else ()
     settings["kind"] = _llamafactory_kind(document, where)
     return replace(
         run,
@@ -880,7 +881,8 @@ def _llamafactory_adapters(
     decomposed = document.get(_DECOMPOSES) is True
     bits = bits_of_base(document, _BITS, _QUANTISES, where)
     unread += unread_dropout(document, decomposed=decomposed)
-    return adapters_mapping(adapter_method(bits, decomposed=decomposed), rank, targets), unread
+    method = adapter_method(bits, decomposed=decomposed)
+    return adapters_mapping(method, rank, targets, document.get(_DROPOUT)), unread
 
 
 def unread_dropout(
@@ -1016,7 +1018,6 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
     adapters, of_adapters = _axolotl_adapters(document, where)
     if adapters is not None:
         remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
-        remarks += (DROPPED,) if document.get(_DROPOUT) else ()
         by_themselves = set(_LORA_KERNELS) & set(of_adapters) - document.keys()
         remarks += (FUSED_ADAPTERS,) if by_themselves else ()
     if document.get(_CUT_LOSS, _CUT_PLUGIN in str(document.get("plugins"))):
@@ -1081,4 +1082,4 @@ def _axolotl_adapters(
     decomposed = document.get(_AXOLOTL_DECOMPOSES) is True
     unread += unread_dropout(document, decomposed=decomposed)
     method = adapter_method(bits, decomposed=decomposed)
-    return adapters_mapping(method, rank, targets), unread
+    return adapters_mapping(method, rank, targets, document.get(_DROPOUT)), unread

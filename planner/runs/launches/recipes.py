@@ -19,7 +19,6 @@ from meshwright.model_specs.adapters import adapter_method
 from meshwright.model_specs.huggingface import model_from_huggingface
 from meshwright.planner.runs.launches.fields import NestedFields, nested_fields, with_references
 from meshwright.planner.runs.launches.finetuning import (
-    DROPPED,
     END_TO_END,
     MICRO_BATCH,
     OTHER_STEP,
@@ -134,13 +133,12 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     unread += [] if adapters is not None else [PURE_HALF]
     # Both torchtune's own losses take the logits in pieces.
     unread += [_LOSS] if loss.startswith("torchtune.") else []
-    dropped = (DROPPED,) if adapters is not None and leaves.get("model.lora_dropout") else ()
     return LaunchRun(
         settings=settings,
         model=model,
         local_batch=micro_batch * steps,
         unread=(*unread, *leaves.unread("torchtune")),
-        remarks=(PACKED if leaves.on("dataset.packed") else PADDED, *dropped),
+        remarks=(PACKED if leaves.on("dataset.packed") else PADDED,),
     )
 
 
@@ -171,7 +169,8 @@ def _tuned_adapters(
     narrow = "qlora_" in builder or leaves.on("model.quantize_base")
     decomposed = leaves.on("model.use_dora")
     method = adapter_method(4 if narrow else 16, decomposed=decomposed)
-    return adapters_mapping(method, leaves.count("model.lora_rank"), targets), unread
+    rank, dropout = leaves.count("model.lora_rank"), leaves.get("model.lora_dropout")
+    return adapters_mapping(method, rank, targets, dropout), unread
 
 
 # nanotron.

@@ -39,7 +39,6 @@ from meshwright.planner.runs.launches.fields import (
 )
 from meshwright.planner.runs.launches.finetuning import (
     DEEPSPEED_FILE,
-    DROPPED,
     EIGHT_BITS,
     END_TO_END,
     FOUR_BITS,
@@ -623,13 +622,12 @@ def _adapters(
     remarks = [] if dialect.is_swift or fields.get(dialect.targets) else [PEFT_DEFAULT]
     if not dialect.is_swift and bits == 4 and not fields.get(_NESTED):
         unread.append(_NESTED)
-    if fields.get(_DROPOUT, dialect.dropout):
-        remarks.append(DROPPED)
     remarks += remarks_on_experts(model, targets)
     decomposed = fields.get(_DECOMPOSES) is True
     unread += unread_dropout(fields, decomposed=decomposed, default=dialect.dropout)
     method = adapter_method(bits, decomposed=decomposed)
-    return adapters_mapping(method, rank, targets), remarks, unread
+    dropout = fields.get(_DROPOUT, dialect.dropout)
+    return adapters_mapping(method, rank, targets, dropout), remarks, unread
 
 
 def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -> bool:

@@ -11,7 +11,7 @@ import yaml
 from meshwright.errors import InputError
 from meshwright.planner.runs.launches.command_line import words_of
 from meshwright.planner.runs.launches.fields import fields_of_line
-from meshwright.planner.runs.launches.finetuning import DROPPED, END_TO_END, PACKED, PADDED
+from meshwright.planner.runs.launches.finetuning import END_TO_END, PACKED, PADDED
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
 from meshwright.planner.runs.launches.trainers import PEFT_DEFAULT
@@ -38,7 +38,8 @@ def test_swifts_command_with_its_own_deepspeed_file() -> None:
     assert (work.gpus, work.global_batch, run.layout.micro_batch) == (4, 2 * 8 * 4, 2)
     assert work.adapters is not None
     assert (work.adapters.method, work.adapters.rank) == ("lora", 16)
-    assert {PACKED, DROPPED} <= set(run.remarks)
+    assert work.adapters.dropout == 0.05
+    assert PACKED in run.remarks
     assert not any("not read" in remark for remark in run.remarks)
 
 
@@ -143,8 +144,9 @@ def test_adapters_of_trl(tmp_path: Path) -> None:
         "method": "lora",
         "rank": 16,
         "targets": ["q_proj", "v_proj"],
+        "dropout": 0.05,
     }
-    assert {PEFT_DEFAULT, DROPPED, PADDED} == set(run.remarks)
+    assert {PEFT_DEFAULT, PADDED} == set(run.remarks)
 
 
 @pytest.mark.parametrize(
