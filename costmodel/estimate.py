@@ -85,7 +85,8 @@ class LayerCosts:
     least_recompute_s: Floats = 0.0
     """What the kind that is recomputed the fastest adds."""
     longer_pass_share: Floats = 0.5
-    """Of a rank's seconds what the longer of its two passes takes (`rank_load.longer_pass_share`)."""
+    """Of a rank's seconds what the longer of its two passes takes, where layers are unlike
+    (`rank_load.longer_pass_share`)."""
 
 
 def estimate_layout(
@@ -201,5 +202,5 @@ def costs_of_times(context: Context, times: KindTimes) -> LayerCosts:
         bubble_share=layer_bubble_share(context, times),
         least_layer_s=cheapest_layer_s(times),
         least_recompute_s=cheapest_recompute_s(times),
-        longer_pass_share=longer_pass_share(times),
+        longer_pass_share=longer_pass_share(times) if times.unlike else 0.5,
     )
