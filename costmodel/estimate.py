@@ -33,6 +33,7 @@ from meshwright.costmodel.rank_load import (
     cheapest_layer_s,
     cheapest_recompute_s,
     layer_bubble_share,
+    longer_pass_share,
 )
 from meshwright.costmodel.rates import Constants
 from meshwright.costmodel.step_time import exact_step, make_context
@@ -83,6 +84,9 @@ class LayerCosts:
     """Of the cheapest kind of layer, where dense ones and those with experts are means of unlike ones."""
     least_recompute_s: Floats = 0.0
     """What the kind that is recomputed the fastest adds."""
+    longer_pass_share: Floats = 0.5
+    """Of a rank's seconds what the longer of its two passes takes, where layers are unlike
+    (`rank_load.longer_pass_share`)."""
 
 
 def estimate_layout(
@@ -198,4 +202,5 @@ def costs_of_times(context: Context, times: KindTimes) -> LayerCosts:
         bubble_share=layer_bubble_share(context, times),
         least_layer_s=cheapest_layer_s(times),
         least_recompute_s=cheapest_recompute_s(times),
+        longer_pass_share=longer_pass_share(times) if times.unlike else 0.5,
     )

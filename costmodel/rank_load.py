@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -358,6 +358,28 @@ def cheapest_recompute_s(times: KindTimes) -> Floats:
     return reduce(np.minimum, [kind.recompute_s for kind in times.layers])
 
 
+def longer_pass_share(times: KindTimes) -> Floats:
+    """The share that the longer of a rank's two passes takes at the least, whatever it runs.
+
+    Parameters
+    ----------
+    times : KindTimes
+        Seconds of a layer of each kind.
+
+    Returns
+    -------
+    float or array
+        Without unit, 0.5 to 1, shaped like the times.
+    """
+    kinds = (*times.layers, times.embedding, times.head, times.mtp)
+    shares = [
+        np.asarray(kind.backward_s) / np.maximum(kind.seconds, 1e-30)
+        for kind in kinds
+        if kind is not None
+    ]
+    return np.maximum(reduce(np.minimum, shares), 0.5)
+
+
 def last_rank_s(times: KindTimes, mtp_layers: int) -> Floats:
     """Seconds of one micro-batch in what the last rank runs beside its layers.
 
@@ -627,6 +649,74 @@ def _placed_in_order(
     return np.asarray(holds & (place == before_s.shape[1] - 1))
 
 
+def least_way_in_order_s(
+    both_s: NDArray[np.float64],
+    backward_s: NDArray[np.float64],
+    ranks: int,
+    num_micro_batches: NDArray[np.int64],
+    *,
+    begins: tuple[int, ...] = (),
+) -> NDArray[np.float64]:
+    """What 1F1B takes at the least beyond the work of all ranks, over all partitions of unlike layers.
+
+    Derived here, from two of the ways of `schedules.longest_way_s`. Beyond that work, all backward passes of
+    a rank take w b + (m - 1 - w) t, and both ways with the ranks behind it twice take Z + (m - 1 - w) t where
+    m - w >= 2. No layer that takes longer makes one of them shorter. Either limits how far the part of a rank
+    may reach, the further the later it begins: no other partition surpasses ranks that each take as many
+    layers as a limit of seconds allows. The limit is bisected, and one at which they do not place every layer
+    is a bound.
+
+    Parameters
+    ----------
+    both_s, backward_s : array of float, shape [n, places]
+        Seconds of one micro-batch, forward and backward, and of them the backward pass, in front of each
+        place between layers, from 0 for the begin of the sequence to those of all of it at its end; what the
+        first and the last rank run besides counts as the first and the last layer's.
+    ranks : int
+        p, at least 1 and no more than the places at which a part may begin.
+    num_micro_batches : array of int, shape [n]
+        m of one flush, at least 1.
+    begins : tuple of int, optional
+        Places at which a part may begin, 0 among them; all by default.
+
+    Returns
+    -------
+    array of float, shape [n]
+        Seconds of a flush, at least 0.
+    """
+    end = both_s.shape[1] - 1
+    cuts = np.array([*begins, end] if begins else range(end + 1))
+    cut_at = cuts[np.searchsorted(cuts, np.arange(end + 1), side="right") - 1]
+    m, total_s, count = num_micro_batches, both_s[:, -1], len(both_s)
+    # Of each rank, from the first: m - 1 - w, and what its backward passes take in front of a place.
+    further = [m - 1 - np.minimum(ranks - 1 - rank, m - 1) for rank in range(ranks)]
+    down_s = [(m - 1 - x)[:, None] * backward_s + x[:, None] * both_s for x in further]
+
+    def _are_placed(limits_s: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Whether all layers are, with each of some limits, [limits, n]."""
+        limit_s, rows = limits_s * (1 + ROUNDING), np.arange(count)
+        place, holds = np.zeros(limit_s.shape, dtype=np.int64), np.ones(limit_s.shape, dtype=bool)
+        for rank, (more, way_s) in enumerate(zip(further, down_s, strict=True)):
+            fits = way_s <= (way_s[rows, place] + limit_s)[..., None]
+            # Nothing where m - w is 1, so that the limit holds.
+            twice_s = np.where(more < 1, -np.inf, total_s - more * both_s[rows, place])
+            beyond_s = np.maximum(more - 1, 0)[:, None] * both_s
+            fits &= beyond_s <= (limit_s - twice_s)[..., None]
+            reach = cut_at[np.maximum(np.count_nonzero(fits, axis=-1) - 1, 0)]
+            reach = np.minimum(reach, cuts[len(cuts) - ranks + rank])
+            holds, place = holds & (reach > place), reach
+        return np.asarray(holds & (place == end))
+
+    low, high = np.zeros(count), total_s * m
+    tried = max(_TOGETHER // max(count, 1), 1)
+    share = np.arange(tried + 2)[:, None] / (tried + 1)
+    while np.any(high - low > _FINENESS * total_s):
+        limits_s = low + (high - low) * share
+        at = np.sum(~_are_placed(limits_s[1:-1]), axis=0)
+        low, high = limits_s[at, np.arange(count)], limits_s[at + 1, np.arange(count)]
+    return np.asarray(low)
+
+
 def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """`least_busiest_in_order_s` of the model's unlike layers; 0 where ranks hold more than one part, [n]."""
     model, layout = c.workload.model, c.layout
@@ -636,7 +726,8 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
     own = np.flatnonzero(np.broadcast_to(one_part, shape))
     if not len(own):
         return busiest_s
-    columns = _columns_in_order(c, times, np.where(_recomputes_all(c), 1.0, 0.0), shape)
+    again = np.where(_recomputes_all(c), 1.0, 0.0)
+    columns = _columns_in_order(times, model.mtp_layers, again, shape)
     columns = np.concatenate([columns, pp[None]])[:, own]
     first, back = distinct_columns(columns)
     distinct = columns[:, first]
@@ -656,6 +747,66 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
         )
     busiest_s[own] = least_s[back]
     return busiest_s
+
+
+def least_ways_s(c: Context, times: KindTimes) -> NDArray[np.float64]:
+    """`least_way_in_order_s` of the model's unlike layers under 1F1B with one part a rank.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts of shape [n].
+    times : KindTimes
+        Seconds of a layer of each kind, from `kind_times(c)`.
+
+    Returns
+    -------
+    array of float, shape [n]
+        Seconds of a flush beyond the work of all ranks; 0 where another schedule runs, or none.
+    """
+    model, layout, shape = c.workload.model, c.layout, c.layout.broadcast_shape() or (1,)
+    pp, vpp, schedule, m = (
+        np.broadcast_to(np.asarray(each), shape)
+        for each in (layout.pp, layout.vpp, layout.schedule, layout.num_micro_batches)
+    )
+    ways_s = np.zeros(shape)
+    is_asked = (vpp == 1) & (pp > 1) & (schedule == int(Schedule.ONE_F_ONE_B))
+    is_asked &= (
+        m > c.workload.flushes
+    )  # a single micro-batch goes through all ranks, and that is all
+    own = np.flatnonzero(is_asked & (pp <= (len(model.stage_begins) or model.layers)))
+    if len(own):
+        again = np.where(_recomputes_all(c), 1.0, 0.0)
+        both_s, backward_s = (
+            _columns_in_order(times, model.mtp_layers, again, shape, which)
+            for which in ("seconds", "backward_s")
+        )
+        columns = np.concatenate([both_s, backward_s, [m // c.workload.flushes, pp]])
+        columns = columns[:, own]
+        first, back = distinct_columns(columns)
+        *seconds, flush, ranks = columns[:, first]
+        half, least_s = len(both_s), np.empty(len(first))
+        both_s, backward_s = (_in_front_s(model, x) for x in (seconds[:half], seconds[half:]))
+        for number in np.unique(ranks).tolist():
+            rows = np.flatnonzero(ranks == number)
+            least_s[rows] = least_way_in_order_s(
+                both_s[rows],
+                backward_s[rows],
+                int(number),
+                flush[rows].astype(np.int64),
+                begins=model.stage_begins,
+            )
+        ways_s[own] = least_s[back]
+    return ways_s.reshape(c.layout.broadcast_shape())
+
+
+def _in_front_s(model: ModelSpec, columns: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Seconds in front of each place between layers, from `_columns_in_order`, [n, places]."""
+    *kinds_s, first_s, last_s = columns
+    before_s = np.stack(kinds_s, axis=1) @ counts_in_order(model.unlike_layers)
+    before_s[:, 1:] += first_s[:, None]
+    before_s[:, -1] += last_s
+    return np.asarray(before_s)
 
 
 def distinct_columns(columns: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -690,16 +841,20 @@ def _recomputes_all(c: Context) -> NDArray[np.bool_]:
 
 
 def _columns_in_order(
-    c: Context, times: KindTimes, again: Floats, shape: tuple[int, ...]
+    times: KindTimes,
+    mtp_layers: int,
+    again: Floats,
+    shape: tuple[int, ...],
+    passes: Literal["seconds", "backward_s"] = "seconds",
 ) -> NDArray[np.float64]:
     """Seconds of each kind of unlike layer with a share of its recomputation, of the embedding, and of what
-    the last rank runs besides, [kinds + 2, n].
+    the last rank runs besides, [kinds + 2, n]; of all passes, or of backward ones alone.
     """
-    last_s = np.asarray(last_rank_s(times, c.workload.model.mtp_layers))
-    kinds = [
-        np.asarray(kind.seconds) + again * np.asarray(kind.recompute_s) for kind in times.unlike
-    ]
-    each = (*kinds, np.asarray(times.embedding.seconds), last_s)
+    first_s, last_s = (getattr(kind, passes) for kind in (times.embedding, times.head))
+    if times.mtp is not None:
+        last_s = last_s + mtp_layers * getattr(times.mtp, passes)
+    kinds = [getattr(kind, passes) + again * np.asarray(kind.recompute_s) for kind in times.unlike]
+    each = (*kinds, first_s, last_s)
     return np.stack([np.broadcast_to(np.asarray(row, dtype=np.float64), shape) for row in each])
 
 

@@ -547,13 +547,15 @@ def longest_way_s(
     return np.maximum(np.maximum(own_s, down_s), np.maximum(back_s, twice_s))
 
 
-def least_waits(pp: Ints | Floats, num_micro_batches: Floats) -> tuple[Floats, Floats]:
+def least_waits(
+    pp: Ints | Floats, num_micro_batches: Floats, backward_share: Floats = 0.5
+) -> tuple[Floats, Floats]:
     """What 1F1B takes at the least beyond m times the busiest rank, one virtual stage each, however the work
     lies: multiples of all ranks' work and, to be taken off, of the busiest rank's.
 
     From `longest_way_s` of the busiest rank, which takes t. Where m > p, both ways at it: the ranks ahead
     take r t at most, so that what they and those behind add is 2 (sum - t) - (p - 1) t at the least. Else
-    all its passes of the longer kind, which is half of t: sum - t - (m - 1) t / 2.
+    all its passes of the longer kind, of which one takes x t: sum - t - (m - 1) (1 - x) t.
 
     Parameters
     ----------
@@ -561,6 +563,8 @@ def least_waits(pp: Ints | Floats, num_micro_batches: Floats) -> tuple[Floats, F
         p, pipeline ranks, at least 1.
     num_micro_batches : float or array
         m, at least 1.
+    backward_share : float or array
+        x, the share of t that the longer of the two passes takes at the least, 0.5 to 1.
 
     Returns
     -------
@@ -569,7 +573,37 @@ def least_waits(pp: Ints | Floats, num_micro_batches: Floats) -> tuple[Floats, F
     """
     m, ranks = np.asarray(num_micro_batches), np.asarray(pp)
     fills = m > ranks
-    return np.where(fills, 2.0, 1.0), np.where(fills, ranks + 1.0, (m + 1) / 2)
+    return np.where(fills, 2.0, 1.0), np.where(fills, ranks + 1.0, m - (m - 1) * backward_share)
+
+
+def least_fill(
+    pp: Ints | Floats, num_micro_batches: Floats, backward_share: Floats = 0.5
+) -> NDArray[np.float64]:
+    """What 1F1B takes at the least beyond the work of all ranks, one virtual stage each, however that lies.
+
+    Derived here from `longest_way_s`, of which X is the longest less the work. Ranks 0 to m - 2 places before
+    the last one take X / (m - 1) at most each: so says the way that has the ranks behind twice, of the last
+    rank first. All p - m + 1 others, if any, take X / ((m - 1) x), by all their passes of the longer kind.
+    Together they take all the work.
+
+    Parameters
+    ----------
+    pp : int or array of int
+        p, pipeline ranks, at least 1.
+    num_micro_batches : float or array
+        m, at least 1.
+    backward_share : float or array
+        x, the share of its work that the longer of a rank's two passes takes at the least, 0.5 to 1.
+
+    Returns
+    -------
+    array of float
+        Multiples of the work, at least 0.
+    """
+    ranks, m = np.asarray(pp), np.asarray(num_micro_batches)
+    longer = (m - 1) * backward_share
+    few = longer / (longer + np.maximum(ranks - m + 1, 1e-9))
+    return np.asarray(np.where(m > ranks, (m - 1) / ranks, few))
 
 
 def pace_excess_s(chunk_s: NDArray[np.float64], schedule: Ints) -> Floats:

@@ -504,6 +504,56 @@ def one_f_one_b_s(
     return np.asarray(ends.max(axis=1).reshape(forward_s.shape[:-1]))
 
 
+def longest_way(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    *,
+    pp: int,
+    num_micro_batches: int,
+    schedule: Schedule,
+) -> NDArray[np.float64]:
+    """How often the longest sequence of passes of which each waits for the one before it runs each chunk.
+
+    With any other times of the chunks these passes wait for one another too: the sum of what they take is a
+    bound on the step then.
+
+    Parameters
+    ----------
+    forward_s, backward_s : sequence of float
+        Seconds of each chunk and micro-batch, in model order, above 0.
+    pp : int
+        Pipeline ranks, at least 1.
+    num_micro_batches : int
+        Micro-batches, at least 1: a multiple of pp where a rank has several chunks.
+    schedule : Schedule
+        One whose chunks run down the ranks alone, and whose backward passes are not split.
+
+    Returns
+    -------
+    array of float, shape [2, chunks]
+        Forward passes and backward passes of each chunk.
+    """
+    seconds = {Work.FORWARD: forward_s, Work.BACKWARD: backward_s}
+    steps = _steps(pp, len(forward_s) // pp, num_micro_batches, schedule)
+    last_of = [-1] * pp
+    ends: list[float] = []
+    waited_for: list[int] = []
+    for number, (rank, work, chunk, input_step) in enumerate(steps):
+        latest = last_of[rank]
+        if input_step >= 0 and (latest < 0 or ends[input_step] > ends[latest]):
+            latest = input_step
+        ends.append((ends[latest] if latest >= 0 else 0.0) + seconds[work][chunk])
+        waited_for.append(latest)
+        last_of[rank] = number
+    passes = np.zeros((2, len(forward_s)))
+    at = int(np.argmax(ends))
+    while at >= 0:
+        step = steps[at]
+        passes[int(step.work is Work.BACKWARD), step.chunk] += 1
+        at = waited_for[at]
+    return passes
+
+
 def _ends(steps: Sequence[_Step], seconds: dict[Work, list[float]], pp: int) -> list[float]:
     """When each step ends."""
     free = [0.0] * pp
@@ -517,7 +567,7 @@ def _ends(steps: Sequence[_Step], seconds: dict[Work, list[float]], pp: int) -> 
     return ends
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _steps(pp: int, vpp: int, micro_batches: int, schedule: Schedule) -> tuple[_Step, ...]:
     """All passes of all ranks, each behind the one that makes its input."""
     orders = [pass_order(rank, pp, vpp, micro_batches, schedule) for rank in range(pp)]

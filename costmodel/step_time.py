@@ -56,6 +56,8 @@ from meshwright.costmodel.rank_load import (
     chunk_passes,
     even_layout_load,
     layer_bubble_share,
+    least_ways_s,
+    longer_pass_share,
     split_parts,
 )
 from meshwright.costmodel.rates import Constants, calibrated_constants, fabric_links, kernel_rates
@@ -783,9 +785,12 @@ def optimistic_step(
         Seconds by part, arrays of shape [n].
     """
     times = times or kind_times(c)
-    busiest, least_work = even_layout_load(c, times.on_best_stage())
+    on_best_stage = times.on_best_stage()
+    busiest, least_work = even_layout_load(c, on_best_stage)
     busiest = np.maximum(busiest, busiest_s)
-    step = _waiting_least(c, _with_parameters_spread(c, times, traffic), busiest, least_work)
+    step = _with_parameters_spread(c, times, traffic)
+    if is_played(c).any():
+        step = _waiting_least(c, step, busiest, least_work, least_ways_s(c, on_best_stage))
     step = step._replace(numbers_of_groups=tuple(numbers_of_groups))
     if numbers_of_groups and c.workload.lengths is not None:
         step = step._replace(imbalance_s=_least_imbalance_s(c, numbers_of_groups))
@@ -840,28 +845,40 @@ def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats)
     StepTime
         Seconds by part, arrays of shape [n].
     """
-    step = _waiting_least(c, _with_parameters_spread(c, times), busiest_s)
+    step = _with_parameters_spread(c, times)
+    if is_played(c).any():
+        step = _waiting_least(c, step, busiest_s, backward_share=longer_pass_share(times))
     if c.workload.lengths is not None:
         step = step._replace(imbalance_s=imbalance_s(c, fully_recomputed=False))
     return _compose(c, {"ranks": busiest_s}, work_s, step, _least_exposed_s(c, step, work_s))
 
 
-def _waiting_least(c: Context, step: _Step, busiest_s: Floats, work_s: Floats = np.inf) -> _Step:
+def _waiting_least(
+    c: Context,
+    step: _Step,
+    busiest_s: Floats,
+    work_s: Floats = np.inf,
+    ways_s: Floats | None = None,
+    *,
+    backward_share: Floats = 0.5,
+) -> _Step:
     """The step with only those waits that ranks of a played schedule cannot avoid.
 
     Waits may be shorter there than between even ones. None are counted where virtual stages interleave, and
-    where the busiest rank has so much of the work that none may be.
+    where the busiest rank has so much of the work that none may be. Where a flush takes `ways_s` more than
+    the work, that counts if it is more than what follows from the busiest rank (`schedules.least_waits`).
     """
-    plays = is_played(c)
-    if not plays.any():
-        return step
-    m, flushes = np.asarray(c.layout.num_micro_batches), c.workload.flushes
-    of_work, of_busiest = least_waits(c.layout.pp, m / flushes)
-    waits = (np.asarray(c.layout.vpp) == 1) & (of_work * work_s > of_busiest * busiest_s)
-    excess = waits * flushes * (of_busiest - of_work) / m
+    plays, m, flushes = is_played(c), np.asarray(c.layout.num_micro_batches), c.workload.flushes
+    share, of_busiest = least_waits(c.layout.pp, m / flushes, backward_share)
+    others_s, beside_s = work_s - busiest_s, (share - of_busiest) * busiest_s
+    if ways_s is not None:
+        by_ways_s = ways_s - (m / flushes - 1) * busiest_s
+        is_more = others_s + by_ways_s > share * others_s + beside_s
+        share, beside_s = np.where(is_more, 1.0, share), np.where(is_more, by_ways_s, beside_s)
+    waits = (np.asarray(c.layout.vpp) == 1) & (share * others_s + beside_s > 0)
     return step._replace(
-        share=np.where(plays, waits * flushes * of_work, step.share),
-        pace_excess_s=np.where(plays, -excess * busiest_s, step.pace_excess_s),
+        share=np.where(plays, waits * flushes * share, step.share),
+        pace_excess_s=np.where(plays, waits * flushes * beside_s / m, step.pace_excess_s),
     )
 
 

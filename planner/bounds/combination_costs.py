@@ -30,7 +30,7 @@ from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rank_load import least_busiest_s
 from meshwright.costmodel.rates import calibrated_constants
-from meshwright.costmodel.schedules import Schedule, has_trait, least_waits, traits
+from meshwright.costmodel.schedules import Schedule, has_trait, least_fill, least_waits, traits
 from meshwright.costmodel.step_time import StepTime, loaded_step, make_context, scale_share
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
@@ -172,10 +172,13 @@ def compute_bound_s(
     busiest = np.maximum(busiest, split)
     bubble_s = np.maximum(work_s - busiest, 0.0)
     if model.unlike_layers:
-        of_work, of_busiest = least_waits(pp, micro_batches / workload.flushes)
-        bubble_s = np.minimum(
-            bubble_s, workload.flushes * (of_work * work_s - of_busiest * busiest)
+        each, share = micro_batches / workload.flushes, np.asarray(costs.longer_pass_share)
+        of_work, of_busiest = least_waits(pp, each, share)
+        waits_s = np.maximum(
+            of_work * work_s - of_busiest * busiest,
+            (1 + least_fill(pp, each, share)) * work_s - each * busiest,
         )
+        bubble_s = np.minimum(bubble_s, workload.flushes * waits_s)
     bubble_s = np.maximum(bubble_s, 0.0) * smallest_bubble
     constants = calibrated_constants(workload)
     scale = 1.0 + scale_share(workload, degrees, constants)

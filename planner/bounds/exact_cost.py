@@ -485,10 +485,12 @@ class LayoutPricing:
         even = costs.begins and costs.vpp > 1 and not in_step
         if even or not framework_of_stack(self._workload.framework).uneven_stages:
             return (yield from self._even_split(placed, costs))
-        if in_step and costs.order:
-            return (yield from self._splits_of_unlike(placed, costs, cutoff_s))
         if in_step:
-            return (yield from self._level_splits(placed, costs, cutoff_s))
+            splits_of = self._level_splits
+            if costs.order:
+                is_unlike = bool(self._workload.model.unlike_layers)
+                splits_of = self._played_splits if is_unlike else self._splits_by_place
+            return (yield from splits_of(placed, costs, cutoff_s))
         fits: FitsRank | None = None
         for fits in (None, self._fit.fits):
             if fits is not None:
@@ -568,60 +570,76 @@ class LayoutPricing:
             return False
         return not costs.partial or min(map(min, stages)) >= costs.recompute_layers
 
-    def _by_place(self, costs: SplitCosts) -> list[Stages]:
-        """Splits by the places of stages that fit."""
-        return [
-            stages
-            for stages in splits_by_place(costs)
-            if all(self._fit.fits(rank, *n) for rank, n in enumerate(costs.counts_of(stages)))
-            and self._holds(stages, costs)
-        ]
+    def _level_stages(self, costs: SplitCosts) -> list[Stages]:
+        """Level splits of unlike layers, or of layers at unlike places, that may fit."""
+        every = level_splits(
+            costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends, begins=costs.begins
+        )
+        return [stages for stages in every if self._holds(stages, costs)]
 
-    def _splits_of_unlike(
+    def _played_splits(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> Asking[list[PricedSplit]]:
-        """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
-        level = [
-            stages
-            for stages in level_splits(
-                costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends, begins=costs.begins
-            )
-            if self._holds(stages, costs)
+        """The same where chunks of ranks in step have unlike layers: those that may beat the cutoff are
+        played.
+        """
+        context, times = placed.context, placed.times
+        bounded = [
+            (float(np.min(least_played_s(context, times, stages))), stages)
+            for stages in self._level_stages(costs)
         ]
-        is_unlike = bool(self._workload.model.unlike_layers)
-        by_place = [] if is_unlike or not level else self._by_place(costs)
-        bounded, pace_s = [], inf
-        for stages in (*level, *by_place):
-            if is_unlike:
-                each_s = least_played_s(placed.context, placed.times, stages)
-            else:
-                each_s, slowest_s = _least_in_step_s(placed, costs, stages)
-                pace_s = min(pace_s, slowest_s)
-            bounded.append((float(np.min(each_s)), stages))
-        bound = optimistic_step(
-            placed.context, placed.times, pace_s * (1 - ROUNDING) if np.isfinite(pace_s) else 0.0
-        )
-        if not is_unlike and np.min(bound.seconds) >= cutoff_s:
-            return []
-        beside_s = float(np.min(sum(np.asarray(bound.parts[name]) for name in _WHATEVER_THE_SPLIT)))
-        priced_splits = []
+        beside_s = _least_beside_s(optimistic_step(context, times))
+        priced_splits: list[PricedSplit] = []
         for pipeline_s, stages in sorted(bounded):
             if pipeline_s + beside_s >= cutoff_s:
                 break
-            if is_unlike:
-                step = exact_step(placed.context, stages, placed.times, played=False)
-                if np.min(step.seconds) >= cutoff_s:
-                    continue
-            elif stages not in level and not _no_faster_if_alike(placed, stages, level):
-                continue
-            split = Split(stages=stages, time_s=pipeline_s)
-            if not (yield from self._fit_memory([split])):
-                self.memory_limits = True
-                continue
-            seconds = yield from self._seconds(placed, [split])
-            cutoff_s = min(cutoff_s, float(np.min(seconds[stages])))
-            priced_splits.append((split, seconds[stages]))
+            unplayed = exact_step(context, stages, times, played=False)
+            if np.min(unplayed.seconds) < cutoff_s:
+                priced = yield from self._priced(placed, Split(stages=stages, time_s=pipeline_s))
+                cutoff_s = min([cutoff_s, *(float(np.min(seconds)) for _, seconds in priced)])
+                priced_splits += priced
         return priced_splits
+
+    def _splits_by_place(
+        self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
+    ) -> Asking[list[PricedSplit]]:
+        """The same where stages of ranks in step lie at unlike places: level splits, and those with fewer
+        layers on the slow ranks.
+        """
+        level = self._level_stages(costs)
+        by_place = [
+            stages
+            for stages in (splits_by_place(costs) if level else ())
+            if all(self._fit.fits(rank, *n) for rank, n in enumerate(costs.counts_of(stages)))
+            and self._holds(stages, costs)
+        ]
+        bounded, pace_s = [], inf
+        for stages in (*level, *by_place):
+            each_s, slowest_s = _least_in_step_s(placed, costs, stages)
+            pace_s = min(pace_s, slowest_s)
+            bounded.append((float(np.min(each_s)), stages))
+        slowest_s = pace_s * (1 - ROUNDING) if bounded else 0.0
+        bound = optimistic_step(placed.context, placed.times, slowest_s)
+        if np.min(bound.seconds) >= cutoff_s:
+            return []
+        beside_s = _least_beside_s(bound)
+        priced_splits: list[PricedSplit] = []
+        for pipeline_s, stages in sorted(bounded):
+            if pipeline_s + beside_s >= cutoff_s:
+                break
+            if stages in level or _no_faster_if_alike(placed, stages, level):
+                priced = yield from self._priced(placed, Split(stages=stages, time_s=pipeline_s))
+                cutoff_s = min([cutoff_s, *(float(np.min(seconds)) for _, seconds in priced)])
+                priced_splits += priced
+        return priced_splits
+
+    def _priced(self, placed: PlacedLayout, split: Split) -> Asking[list[PricedSplit]]:
+        """A split with its seconds; none where memory does not hold it."""
+        if not (yield from self._fit_memory([split])):
+            self.memory_limits = True
+            return []
+        seconds = yield from self._seconds(placed, [split])
+        return [(split, seconds[split.stages])]
 
     def _seconds(
         self, placed: PlacedLayout, splits: Sequence[Split]
@@ -674,6 +692,11 @@ class LayoutPricing:
             return True
         held = offloaded_states_gib(self._workload, self._layout, stages)
         return bool(np.max(held) <= self._fit.host_limit_gib)
+
+
+def _least_beside_s(bound: StepTime) -> float:
+    """What a bound under some mappings has beside the pipeline at the least, whatever the split."""
+    return float(np.min(sum(np.asarray(bound.parts[name]) for name in _WHATEVER_THE_SPLIT)))
 
 
 def _least_in_step_s(

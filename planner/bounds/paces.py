@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,7 @@ from meshwright.costmodel.schedules import (
     least_in_flight,
     traits,
 )
+from meshwright.costmodel.simulator import longest_way
 from meshwright.costmodel.states import (
     kind_parameters_on_gpu,
     layer_parameters_on_gpu,
@@ -624,6 +625,8 @@ class UnlikeTimes(NamedTuple):
     beside its layers, [2 kinds + 2, n]."""
     fill_s: FloatArray
     """The same of what a rank waits for in ranks above it, over the micro-batches of a flush."""
+    backward_s: FloatArray
+    """The same of what backward passes take of the work."""
     recomputed: IntArray
     """Layers of every virtual stage that are computed again at the least, [n]."""
 
@@ -634,7 +637,10 @@ class UnlikeTimes(NamedTuple):
 
     def take(self, rows: IntArray) -> UnlikeTimes:
         """Those of some layouts."""
-        return UnlikeTimes(self.work_s[:, rows], self.fill_s[:, rows], self.recomputed[rows])
+        work_s, fill_s, backward_s = (
+            each[:, rows] for each in (self.work_s, self.fill_s, self.backward_s)
+        )
+        return UnlikeTimes(work_s, fill_s, backward_s, self.recomputed[rows])
 
 
 def chunk_times(context: Context, times: KindTimes) -> ChunkTimes | UnlikeTimes:
@@ -660,31 +666,24 @@ def chunk_times(context: Context, times: KindTimes) -> ChunkTimes | UnlikeTimes:
 def _unlike_times(context: Context, times: KindTimes) -> UnlikeTimes:
     """Where the backward pass is split, gradients of weights may fill the drain: it counts as nothing."""
     layout, shape = context.layout, context.layout.broadcast_shape()
-    last_s = np.asarray(last_rank_s(times, context.workload.model.mtp_layers), dtype=np.float64)
-    layers_s = [np.asarray(kind.seconds) for kind in (*times.unlike, times.embedding)]
-    backward_s = [np.asarray(kind.backward_s) for kind in (*times.unlike, times.embedding)]
-    again_s = [np.asarray(kind.recompute_s) for kind in times.unlike]
+    modules, kinds = context.workload.model.mtp_layers, len(times.unlike)
+
+    def _seconds(passes: Literal["seconds", "backward_s"]) -> FloatArray:
+        again = [kind.recompute_s for kind in times.unlike]
+        own = [getattr(kind, passes) for kind in (*times.unlike, times.embedding, times.head)]
+        if times.mtp is not None:
+            own[-1] = own[-1] + modules * getattr(times.mtp, passes)
+        return np.stack([np.broadcast_to(x, shape) for x in (*own[:kinds], *again, *own[kinds:])])
+
+    work_s, backward_s = _seconds("seconds"), _seconds("backward_s")
     splits = has_trait(layout.schedule, "splits_backward")
-    fill_s = [
-        *(
-            np.where(splits, own_s - later_s, own_s)
-            for own_s, later_s in zip(layers_s, backward_s, strict=True)
-        ),
-        *(np.where(splits, 0.0, own_s) for own_s in again_s),
-    ]
-    every_s = np.stack(
-        [np.broadcast_to(row, shape) for row in (*layers_s, *again_s, last_s, *fill_s)]
-    )
-    kinds = len(times.unlike)
-    order = [*range(kinds), *range(kinds + 1, 2 * kinds + 1), kinds]
-    of_work, of_fill = every_s[: 2 * kinds + 2], every_s[2 * kinds + 2 :]
     share = context.workload.flushes / np.asarray(layout.num_micro_batches, dtype=np.float64)
+    fill_s = np.where(splits, work_s - backward_s, work_s) * share
+    fill_s[-1] = 0.0
     full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     recomputed = np.where(full, layout.recompute_layers, 0)
     return UnlikeTimes(
-        work_s=of_work[[*order, 2 * kinds + 1]],
-        fill_s=np.concatenate([of_fill[order], np.zeros((1, *shape))]) * share,
-        recomputed=np.broadcast_to(recomputed, shape).astype(np.int64),
+        work_s, fill_s, backward_s, np.broadcast_to(recomputed, shape).astype(np.int64)
     )
 
 
@@ -693,12 +692,15 @@ def least_level_pace_s(
     layouts: Layout,
     times: ChunkTimes | UnlikeTimes,
     rooms: LayerRooms | UnlikeRooms | None = None,
+    *,
+    by_passes: bool = False,
 ) -> FloatArray:
     """The least sum_v max_r t_vr of the splits that a search looks at, where ranks are in step.
 
     Where layers are unlike, paces are no bound. There it is the least over these splits of what some rank
     takes at the least: its own work, and once a flush what the ranks above it take for a micro-batch. They
-    hand it the first one, and take the last one back.
+    hand it the first one, and take the last one back. Or it is what some passes take of which each waits for
+    the one before it (`simulator.longest_way`).
 
     Parameters
     ----------
@@ -710,6 +712,9 @@ def least_level_pace_s(
         Of the layouts.
     rooms
         What ranks of the n layouts have room for; without a limit by default.
+    by_passes
+        Whether to look for such passes. Not where the times are the least of several places: their forward
+        and backward passes may be those of unlike ones.
 
     Returns
     -------
@@ -729,6 +734,7 @@ def least_level_pace_s(
             layouts.take(own),
             times.take(own),
             None if rooms is None else rooms.take(own),
+            by_passes=by_passes,
         )
         return pace_s
     values, back = np.unique(pp[own] * _MOST_STAGES + vpp[own], return_inverse=True)
@@ -753,6 +759,8 @@ def _least_of_unlike_s(
     layouts: Layout,
     times: UnlikeTimes,
     rooms: LayerRooms | UnlikeRooms | None,
+    *,
+    by_passes: bool,
 ) -> FloatArray:
     """`least_level_pace_s` of unlike layers in several virtual stages, [n]."""
     shape = layouts.broadcast_shape()
@@ -770,15 +778,53 @@ def _least_of_unlike_s(
         if splits is None:
             pace_s[rows] = np.inf
             continue
-        seconds = splits.ranks @ np.concatenate([times.work_s[:, rows], times.fill_s[:, rows]])
-        slowest_s = np.maximum.reduceat(seconds[splits.rows], splits.starts, axis=0)
+        slowest_s = splits.slowest_s(np.concatenate([times.work_s, times.fill_s])[:, rows])
         if isinstance(rooms, UnlikeRooms):
             slowest_s = np.where(rooms.take(rows).hold(splits.sizes), slowest_s, np.inf)
         elif rooms is not None:
             holds = rooms.take(rows).hold(splits.main_layers, splits.in_first)
             slowest_s = np.where(holds, slowest_s, np.inf)
+        if by_passes:
+            ways_s = _ways_s(splits, workload.flushes, layouts.take(rows), times.take(rows))
+            slowest_s = np.maximum(slowest_s, ways_s)
         pace_s[rows] = slowest_s.min(axis=0) * (1 - _ROUNDING)
     return pace_s
+
+
+_STEP = 1.25
+"""By which the seconds of kinds of layers may differ that share their sequences of passes."""
+_NEAR = 1.02
+"""Of the fastest split's seconds, up to which another one is played too."""
+_MOST_PASSES = 4096
+"""Of a step in which such sequences are looked for: the most that some splits take a few milliseconds for."""
+
+
+def _ways_s(splits: _UnlikeSplits, flushes: int, layouts: Layout, times: UnlikeTimes) -> FloatArray:
+    """Of each split of some layouts with one pipeline the longest of some sequences of passes.
+
+    They are the longest ones with about the times of the layouts, and with those times to the digit none is
+    longer than the schedule takes. Seconds per micro-batch, [splits, n]; 0 where none is looked for.
+    """
+    (_, vpp, pp), shape = splits.sizes.shape, layouts.broadcast_shape()
+    seconds = np.concatenate([times.work_s - times.backward_s, times.backward_s])
+    of_kinds_s = times.work_s[: (len(times.work_s) - 2) // 2]
+    about = np.round(
+        np.log(np.maximum(times.work_s / of_kinds_s.mean(axis=0), 1e-3)) / np.log(_STEP)
+    )
+    about[~splits.chunks.any(axis=(0, 1))] = 0.0  # of what no layer recomputes
+    of_flush = np.broadcast_to(np.asarray(layouts.num_micro_batches), shape) // flushes
+    schedule = np.broadcast_to(np.asarray(layouts.schedule), shape)
+    keys, back = np.unique(np.stack([schedule, of_flush, *about]), axis=1, return_inverse=True)
+    ways_s = np.zeros((len(splits.sizes), *shape))
+    for which, (name, number, *each) in enumerate(keys.T.astype(int).tolist()):
+        shapes = traits(name)
+        too_many = 2 * pp * vpp * number > _MOST_PASSES
+        if too_many or shapes.splits_backward or shapes.faults(pp, vpp, number):
+            continue
+        rows = np.flatnonzero(back.reshape(-1) == which)
+        passes = splits.longest_ways(Schedule(name), number, tuple(each))
+        ways_s[:, rows] = np.max(passes @ seconds[:, rows], axis=0) / number
+    return ways_s
 
 
 class _Pipeline(NamedTuple):
@@ -797,7 +843,8 @@ class _Pipeline(NamedTuple):
     """`ModelSpec.stage_begins`."""
 
 
-class _UnlikeSplits(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _UnlikeSplits:
     """All splits of a model with unlike layers over so many ranks and virtual stages, by what ranks have."""
 
     ranks: FloatArray
@@ -812,6 +859,55 @@ class _UnlikeSplits(NamedTuple):
     """As `_Splits` has them."""
     sizes: IntArray
     """Layers of each virtual stage, [splits, virtual stages, pp]."""
+    chunks: FloatArray
+    """What each chunk has, as `UnlikeTimes` has it, [splits, chunks, 2 kinds + 2]."""
+    _ways: dict[tuple[Schedule, int, tuple[int, ...]], FloatArray] = field(default_factory=dict)
+
+    def longest_ways(
+        self, schedule: Schedule, num_micro_batches: int, about: tuple[int, ...]
+    ) -> FloatArray:
+        """What passes have in sequence that are longest with some times, powers of `_STEP`, of which backward
+        passes take two thirds.
+
+        Those of each split that may be the fastest with them, in every split: [sequences, splits,
+        2 (2 kinds + 2)], forward passes first.
+        """
+        asked = (schedule, num_micro_batches, about)
+        if asked not in self._ways:
+            self._ways[asked] = self._longest_ways(*asked)
+        return self._ways[asked]
+
+    def _longest_ways(
+        self, schedule: Schedule, num_micro_batches: int, about: tuple[int, ...]
+    ) -> FloatArray:
+        work_s = _STEP ** np.array(about, dtype=np.float64)
+        fill_s = np.append(work_s[:-1], 0.0) / num_micro_batches
+        both_s, ways, least_s = self.chunks @ work_s, {}, inf
+        bounds_s = (
+            num_micro_batches * self.slowest_s(np.concatenate([work_s, fill_s])[:, None])[:, 0]
+        )
+        for split in np.argsort(bounds_s, kind="stable").tolist():
+            if bounds_s[split] > least_s * _NEAR:
+                break
+            way = longest_way(
+                (both_s[split] / 3).tolist(),
+                (both_s[split] * 2 / 3).tolist(),
+                pp=self.sizes.shape[2],
+                num_micro_batches=num_micro_batches,
+                schedule=schedule,
+            )
+            least_s = min(least_s, float((way.T @ [1 / 3, 2 / 3]) @ both_s[split]))
+            ways[way.tobytes()] = way
+        passes = np.stack(list(ways.values()))
+        each = [np.tensordot(passes[:, k], self.chunks, (1, 1)) for k in range(2)]
+        return np.concatenate(each, axis=-1)
+
+    def slowest_s(self, seconds: FloatArray) -> FloatArray:
+        """What the slowest rank of each split takes with what it waits once, [splits, n], from the work and
+        the waits of `UnlikeTimes`, [2 (2 kinds + 2), n].
+        """
+        of_ranks = self.ranks @ seconds
+        return np.maximum.reduceat(of_ranks[self.rows], self.starts, axis=0)
 
 
 @lru_cache(maxsize=4096)
@@ -847,6 +943,7 @@ def _unlike_splits(
         main_layers.sum(axis=1),
         main_layers[:, 0, 0],
         sizes,
+        held.reshape(len(stages), -1, held.shape[-1]),
     )
 
 
@@ -932,6 +1029,8 @@ def busiest_in_rooms_s(
     layouts: Layout,
     counts: Sequence[int] | IntArray,
     limit_gib: float,
+    *,
+    by_passes: bool = True,
 ) -> FloatArray:
     """A lower bound on the pace of every split that fits, for any number of recomputed layers.
 
@@ -947,6 +1046,8 @@ def busiest_in_rooms_s(
         Mappings of each layout.
     limit_gib
         What the peak on one GPU may reach.
+    by_passes
+        As `least_level_pace_s` has it.
 
     Returns
     -------
@@ -1005,7 +1106,8 @@ def busiest_in_rooms_s(
         else:
             more_s = np.where(every, own_again_s, 0.0)
             each = each._replace(dense_s=each.dense_s + more_s, moe_s=each.moe_s + more_s)
-        pace_s = least_level_pace_s(workload, own_layouts, each, rooms.take(own_rows))
+        own_rooms_of = rooms.take(own_rows)
+        pace_s = least_level_pace_s(workload, own_layouts, each, own_rooms_of, by_passes=by_passes)
         if isinstance(each, UnlikeTimes):
             in_order_s = _in_order_and_rooms_s(workload, own_layouts, each, leading + own_rooms)
             pace_s = np.maximum(pace_s, in_order_s)

@@ -708,7 +708,10 @@ def _seconds(
     if times is None:  # No layout has a mapping that keeps its groups where they have to lie.
         return np.zeros(0)
     best = times if stages is None else stages.best
-    busiest_s = busiest_in_rooms_s(context, best, layouts, counts, limit_gib)
+    is_one_place = stages is None
+    busiest_s = busiest_in_rooms_s(
+        context, best, layouts, counts, limit_gib, by_passes=is_one_place
+    )
     if stages is not None:
         busiest_s = np.maximum(busiest_s, stages.busiest_s)
         times = replace(times, by_stage=best.with_one_stage())
