@@ -366,76 +366,23 @@ def _against_sets(
     *,
     compares: bool,
 ) -> NodeDecision:
-    """The faster of a decision and the plans on sets of whole nodes, with a bound for all of them.
-
-    A number of nodes is left out where no plan on as many nodes of one leaf is faster; that is so of most.
-    Of the others all sets are searched, if few differ. If many do and their links are alike, one search over
-    all nodes may take any set; else the likely sets are searched, and the bound is that of one leaf.
-    """
+    """The faster of a decision and the plans on sets of whole nodes, with a bound for all of them."""
     before, may_idle = best, IDLE_GPUS not in request.forbids
-    is_regular, most = (
-        not is_irregular(request.cluster),
-        request.gpus // request.cluster.gpus_per_node,
+    is_regular = not is_irregular(request.cluster)
+    sets = _SearchOfSets(
+        request=request,
+        searched=searched,
+        compares=compares,
+        are_alike=is_regular and _links_are_alike(request.cluster),
+        best=best,
+        bounds=[best.settled.outcome.lower_bound_s],
+        are_parts_open=may_idle,
     )
-    are_alike = is_regular and _links_are_alike(request.cluster)
     # Of as many as are asked for, unlike leaves have had their choices.
     is_apart = is_regular and request.gpus < request.cluster.gpus
-    counts = range(most if is_apart else most - 1, 0 if may_idle else most - 1, -1)
-    bounds = [best.settled.outcome.lower_bound_s]
-    is_whole_open, are_parts_open = True, may_idle
-    for count in counts:
-        on_count = replace(request, gpus=count * request.cluster.gpus_per_node, top_k=1)
-        exact = replace(on_count, forbids=tuple(dict.fromkeys((*request.forbids, IDLE_GPUS))))
-        floors: list[Outcome] = []
-        if is_whole_open:
-            # The first of these tells whether any number of nodes is left.
-            is_first = may_idle and count == counts[0]
-            floors.append(
-                _on_one_leaf(on_count if is_first else exact, searched, below_s=_seconds(best))
-            )
-            is_whole_open = bool(floors[0].best) or not is_first
-            if floors[0].best and int(floors[0].best[0].layout.gpus) < on_count.gpus:
-                floors[0] = _on_one_leaf(exact, searched, below_s=_seconds(best))
-        if are_parts_open:
-            floors.append(_on_parts(on_count, searched, below_s=_seconds(best)))
-            are_parts_open = bool(floors[-1].best)
-        if not any(floor.best for floor in floors):
-            bounds += [_least_s(floor) for floor in floors]
-            if not is_whole_open and not are_parts_open:
-                break
-            continue
-        sets, is_every = _sets_of_nodes(request.cluster, on_count.gpus)
-        if are_alike and (not is_every or len(sets) > MOST_ALIKE_SETS):
-            everything = replace(
-                request,
-                cluster=request.cluster.with_any_gpus(),
-                gpus=min(request.gpus, on_count.gpus),
-            )
-            likely = _best_layout([best])
-            decisions, of_any = _of_everything(
-                everything, searched, 0, compares=compares, begin_with=likely
-            )
-            best = min([best, *decisions], key=_seconds)
-            bounds.append(_least_s(of_any))
-            break
-        bounds += [] if is_every else [_least_s(floor) for floor in floors]
-        likely = next(floor.best[0].layout for floor in floors if floor.best)
-        for cluster in sets:
-            on_set = replace(
-                on_count if are_parts_open else exact,
-                cluster=cluster,
-                top_k=request.top_k,
-                time_limit_s=limit_left_s(),
-            )
-            outcome = searched(
-                on_set,
-                begin_with=replace(likely, recompute_layers=0),
-                counts=True,
-                sought=Sought(below_s=_seconds(best) if request.top_k == 1 else inf),
-            )
-            bounds.append(_least_s(outcome))
-            settled = IdleDecision(outcome=outcome, full=None)
-            best = min(best, NodeDecision(request=on_set, settled=settled), key=_seconds)
+    most = request.gpus // request.cluster.gpus_per_node
+    sets.look_at(range(most if is_apart else most - 1, 0 if may_idle else most - 1, -1))
+    best, bounds = sets.best, sets.bounds
     if best is not before and compares:
         full = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
         best = replace(best, settled=full)
@@ -445,6 +392,110 @@ def _against_sets(
     if before.request is best.request:
         return best
     return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
+
+
+@dataclass(kw_only=True)
+class _SearchOfSets:
+    """Sets of whole nodes by their number, the most first, and what became of them so far.
+
+    A number of nodes is left out where no plan on as many nodes of one leaf is faster; that is so of most.
+    Of the others all sets are searched, if few differ. If many do and their links are alike, one search over
+    all nodes may take any set; else the likely sets are searched, and the bound is that of one leaf.
+    """
+
+    request: PlanRequest
+    searched: Searched
+    compares: bool
+    are_alike: bool
+    """Whether one search over all nodes prices any set as it is."""
+    best: NodeDecision
+    bounds: list[float | None]
+    """What no plan is faster than, of each part that was looked at; None where that is unknown."""
+    is_whole_open: bool = True
+    """Whether plans on whole nodes may still be faster."""
+    are_parts_open: bool
+    """Whether plans that take no number of whole nodes may be."""
+
+    def look_at(self, counts: Sequence[int]) -> None:
+        """Searches the sets of these numbers of nodes, until none may be faster."""
+        for count in counts:
+            floors = self._floors(count, is_first=count == counts[0])
+            if not any(floor.best for floor in floors):
+                self.bounds += [_least_s(floor) for floor in floors]
+                if not self.is_whole_open and not self.are_parts_open:
+                    return
+                continue
+            gpus = count * self.request.cluster.gpus_per_node
+            sets, is_every = _sets_of_nodes(self.request.cluster, gpus)
+            if self.are_alike and (not is_every or len(sets) > MOST_ALIKE_SETS):
+                self._take_any_set(gpus)
+                return
+            self.bounds += [] if is_every else [_least_s(floor) for floor in floors]
+            likely = next(floor.best[0].layout for floor in floors if floor.best)
+            for cluster in sets:
+                self._take_set(cluster, gpus, replace(likely, recompute_layers=0))
+
+    def _floors(self, count: int, *, is_first: bool) -> list[Outcome]:
+        """Plans on so many nodes wherever they are, below the best: on one leaf, and on parts of nodes."""
+        on_count, below_s = (
+            self._on(count * self.request.cluster.gpus_per_node),
+            _seconds(self.best),
+        )
+        exact, floors = _without_idle(on_count), []
+        # The first of these tells whether any number of nodes is left.
+        tells_all = is_first and IDLE_GPUS not in self.request.forbids
+        if self.is_whole_open:
+            floor = _on_one_leaf(on_count if tells_all else exact, self.searched, below_s=below_s)
+            self.is_whole_open = bool(floor.best) or not tells_all
+            if floor.best and int(floor.best[0].layout.gpus) < on_count.gpus:
+                floor = _on_one_leaf(exact, self.searched, below_s=below_s)
+            floors.append(floor)
+        if self.are_parts_open:
+            floors.append(_on_parts(on_count, self.searched, below_s=below_s))
+            self.are_parts_open = bool(floors[-1].best)
+        return floors
+
+    def _on(self, gpus: int) -> PlanRequest:
+        return replace(self.request, gpus=gpus, top_k=1)
+
+    def _take_any_set(self, gpus: int) -> None:
+        """One search over all nodes, of which any may be left out."""
+        everything = replace(
+            self.request,
+            cluster=self.request.cluster.with_any_gpus(),
+            gpus=min(self.request.gpus, gpus),
+        )
+        decisions, of_any = _of_everything(
+            everything,
+            self.searched,
+            0,
+            compares=self.compares,
+            begin_with=_best_layout([self.best]),
+        )
+        self.best = min([self.best, *decisions], key=_seconds)
+        self.bounds.append(_least_s(of_any))
+
+    def _take_set(self, cluster: ClusterSpec, gpus: int, likely: Layout) -> None:
+        """A search on one set of nodes, which begins with a layout."""
+        top_k, on_count = self.request.top_k, self._on(gpus)
+        on_set = replace(
+            on_count if self.are_parts_open else _without_idle(on_count),
+            cluster=cluster,
+            top_k=top_k,
+            time_limit_s=limit_left_s(),
+        )
+        below_s = _seconds(self.best) if top_k == 1 else inf
+        outcome = self.searched(
+            on_set, begin_with=likely, counts=True, sought=Sought(below_s=below_s)
+        )
+        self.bounds.append(_least_s(outcome))
+        settled = IdleDecision(outcome=outcome, full=None)
+        self.best = min(self.best, NodeDecision(request=on_set, settled=settled), key=_seconds)
+
+
+def _without_idle(request: PlanRequest) -> PlanRequest:
+    """The request with all its GPUs in use."""
+    return replace(request, forbids=tuple(dict.fromkeys((*request.forbids, IDLE_GPUS))))
 
 
 def _sets_of_nodes(cluster: ClusterSpec, gpus: int) -> tuple[list[ClusterSpec], bool]:
