@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, product
@@ -33,7 +33,15 @@ from meshwright.cluster_specs.allocation import (
     nodes_in_turn,
 )
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.cluster_specs.tiers import Key, Uplink, free_of, uplinks
+from meshwright.cluster_specs.tiers import (
+    Key,
+    Uplink,
+    first_outside_a_leaf,
+    free_of,
+    link_gb_per_s,
+    nominal_nic_gb_per_s,
+    uplinks,
+)
 from meshwright.costmodel.layout import AXES, ROUNDING, Layout
 from meshwright.costmodel.placement import placement_in, position_of_ranks
 from meshwright.costmodel.workload import Execution, Workload
@@ -251,6 +259,8 @@ EVERYTHING_SHARE = 2 / 3
 """Of a time limit, the most that everything free takes where whole nodes are searched after it."""
 RACK_SHARE = 1 / 6
 """Of a time limit, the most that the fullest rack takes ahead of everything free."""
+MOST_RANGES = 32
+"""Ranges of kinds of links that are searched."""
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 MOST_RATES = 4
@@ -329,34 +339,209 @@ def _against_fewer_gpus(
 ) -> NodeDecision:
     """A decision with a bound that holds for fewer GPUs too, wherever they are.
 
-    It is that of all nodes at one switch with the fastest adapter; of racks and measured levels, that of GPUs
-    that send nothing.
+    In racks and beside measured levels it is that of GPUs that send nothing.
     """
     cluster = request.cluster
+    if cluster.nvlink_domain <= cluster.gpus_per_node and not cluster.measured:
+        return _against_other_links(request, best, searched)
     bound_s = best.settled.outcome.lower_bound_s
     if bound_s is None or IDLE_GPUS in request.forbids or request.gpus == 1:
         return best
     fewer = replace(request, gpus=request.gpus - 1, top_k=1, time_limit_s=limit_left_s())
-    below = Sought(below_s=_seconds(best))
-    floor = _where_nothing_is_sent(fewer, searched, below)
-    if floor.best and cluster.nvlink_domain <= cluster.gpus_per_node and not cluster.measured:
-        nodes = tuple(
-            node.model_copy(update={"leaf": "leaf", "pod": None, "nic_gbps_per_gpu": None})
-            for node in cluster.nodes
-        )
-        at_one_switch = cluster.model_copy(
-            update={
-                "nodes": nodes,
-                "blocks": (),
-                "levels": (),
-                "nic_gbps_per_gpu": max(_gbps_of_nodes(cluster)),
-            }
-        )
-        fewer = replace(fewer, cluster=at_one_switch.with_any_gpus(), time_limit_s=limit_left_s())
-        floor = searched(fewer, begin_with=floor.best[0].layout, sought=below)
-    floor_s = _least_s(floor)
+    floor_s = _least_s(_where_nothing_is_sent(fewer, searched, Sought(below_s=_seconds(best))))
     outcome = _bounded(best, None if floor_s is None else min(bound_s, floor_s))
     return replace(best, settled=replace(best.settled, outcome=outcome))
+
+
+# Plans on some of the free GPUs, by what they have of the links.
+#
+# Of unlike links three rates enter a price: that of the slowest adapter in use, and what the leaf and the pod
+# with the least left have for each GPU that uses their up-link (`level_rates`). A leaf to which others leave
+# C GB/s gives C / u to each of u GPUs, at most an adapter's rate, so that sets of GPUs fall into few kinds
+# (adapter, leaf, pod). No plan whose leaf rate is in a range is faster than one with the upper end of it on
+# every leaf, on the nodes that can have the lower end, and on no more GPUs than can have it together. Such
+# ranges are searched, those of the least bounds first, and halved, until none may beat the best plan.
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindsOfLinks:
+    """Sets of GPUs by their links: one rate of adapters, and of leaves and pods some rates, GB/s of a GPU."""
+
+    cluster: ClusterSpec
+    """All its nodes have these adapters; those with slower ones are not free."""
+    leaves: tuple[float, ...]
+    """In rising order; one where nothing is sent through up-links of leaves."""
+    pods: tuple[float, ...]
+
+    @classmethod
+    def of_adapters(cls, cluster: ClusterSpec, gbps: float) -> KindsOfLinks:
+        """All kinds with one rate of adapters, Gbit/s of a GPU."""
+        fast = _with_adapters(cluster, gbps)
+        nodes = tuple(node.model_copy(update={"nic_gbps_per_gpu": gbps}) for node in fast.nodes)
+        fast = fast.model_copy(update={"nodes": nodes})
+        links, first = uplinks(fast), first_outside_a_leaf(fast)
+        depths = len(fast.levels)
+        none = (gbps / 8,)
+        return cls(
+            cluster=fast,
+            leaves=_rates_of(links.leaves, gbps / 8) if first < depths else none,
+            pods=_rates_of(links.pods, gbps / 8) if first + 1 < depths else none,
+        )
+
+    @property
+    def others(self) -> list[KindsOfLinks]:
+        """All but the one with the least rates, which is that of all GPUs together."""
+        parts = [replace(self, leaves=self.leaves[1:])] if self.leaves[1:] else []
+        if self.pods[1:]:
+            parts.append(replace(self, leaves=self.leaves[:1], pods=self.pods[1:]))
+        return parts
+
+    @property
+    def halves(self) -> list[KindsOfLinks]:
+        """Two halves; nothing where it is one kind."""
+        half_leaves, half_pods = len(self.leaves) // 2, len(self.pods) // 2
+        if max(half_leaves, half_pods) == 0:
+            return []
+        if half_leaves >= half_pods:
+            return [
+                replace(self, leaves=self.leaves[:half_leaves]),
+                replace(self, leaves=self.leaves[half_leaves:]),
+            ]
+        return [
+            replace(self, pods=self.pods[:half_pods]),
+            replace(self, pods=self.pods[half_pods:]),
+        ]
+
+    @property
+    def at_best(self) -> tuple[ClusterSpec, int]:
+        """(the nodes that such sets may have, with the best links of all; how many GPUs of them at most)."""
+        links, nic_gb_per_s = uplinks(self.cluster), self.cluster.slowest_nic_gbps_per_gpu / 8
+        further = len(self.cluster.levels) - first_outside_a_leaf(self.cluster)
+        has_leaves, has_pods = further > 0, further > 1
+        room = {
+            key: _most_at(link, nic_gb_per_s, self.leaves[0]) if has_leaves else link.free
+            for key, link in links.leaves.items()
+        }
+        room_of_pod = {
+            pod: _most_at(link, nic_gb_per_s, self.pods[0]) if has_pods else link.free
+            for (pod, _), link in links.pods.items()
+        }
+        gpus, kept = 0, []
+        for node in self.cluster.nodes:
+            pod = node.pod or ""
+            kept.append(
+                node.leaf is None or min(room.get((pod, node.leaf), 0), room_of_pod.get(pod, 0)) > 0
+            )
+            if node.leaf is None:
+                gpus += free_of(node, self.cluster.gpus_per_node)
+        for pod, most in room_of_pod.items():
+            gpus += min(most, sum(own for key, own in room.items() if key[0] == pod))
+        return _keeping(self._with_best_links(), kept).with_any_gpus(), gpus
+
+    def _with_best_links(self) -> ClusterSpec:
+        """The cluster with the upper ends of both ranges on every leaf and pod."""
+        cluster, first = self.cluster, first_outside_a_leaf(self.cluster)
+        nominal = nominal_nic_gb_per_s(cluster)
+        levels = list(cluster.levels)
+        for depth in range(first, len(levels)):
+            background = cluster.levels[depth - 1].background or 0.0 if depth else 0.0
+            rate = link_gb_per_s(cluster, depth) * (1.0 - background)
+            rate = {first: self.leaves[-1], first + 1: self.pods[-1]}.get(depth, rate)
+            if depth:
+                levels[depth - 1] = levels[depth - 1].model_copy(update={"background": None})
+            thinned = {"oversubscription": max(nominal / rate, 1.0)}
+            levels[depth] = levels[depth].model_copy(update=thinned)
+        return cluster.model_copy(update={"levels": tuple(levels), "blocks": ()})
+
+
+def _rate_at(link: Uplink, nic_gb_per_s: float, gpus: int) -> float:
+    """What each of so many GPUs has of an up-link, GB/s."""
+    return min(nic_gb_per_s, link.gb_per_s / (gpus if link.stated else link.free))
+
+
+def _rates_of(links: Mapping[Key, Uplink], nic_gb_per_s: float) -> tuple[float, ...]:
+    """What GPUs of some blocks can have each, from what they have where all of them send."""
+    every = {
+        _rate_at(link, nic_gb_per_s, gpus)
+        for link in links.values()
+        for gpus in range(1, link.free + 1)
+    }
+    least = min(_rate_at(link, nic_gb_per_s, link.free) for link in links.values())
+    return tuple(sorted(rate for rate in every if rate >= least))
+
+
+def _most_at(link: Uplink, nic_gb_per_s: float, rate: float) -> int:
+    """How many GPUs of a block can have a rate each; rates are compared as sums in another order."""
+    counts = range(link.free, 0, -1)
+    return next((n for n in counts if _rate_at(link, nic_gb_per_s, n) >= rate * (1 - ROUNDING)), 0)
+
+
+def _against_other_links(
+    request: PlanRequest, best: NodeDecision, searched: Searched
+) -> NodeDecision:
+    """The faster of a decision and the plans that are met on sets of GPUs with other links, with a bound for
+    all of them.
+    """
+    before, cluster, may_idle = best, request.cluster, IDLE_GPUS not in request.forbids
+    if not best.settled.outcome.best or (request.gpus == cluster.gpus and not may_idle):
+        return best
+    # The bound of a search over everything is that of the kind which all GPUs are.
+    bound_s = best.settled.outcome.lower_bound_s
+    bounds = [] if bound_s is None else [bound_s]
+    waiting: list[tuple[float, int, KindsOfLinks]] = []
+    for gbps in _adapter_rates(cluster):
+        kinds = KindsOfLinks.of_adapters(cluster, gbps)
+        every = [kinds] if bound_s is None else kinds.others
+        waiting += [(0.0, len(waiting) + at, each) for at, each in enumerate(every)]
+    on_whole = _of_whole(request)
+    if bound_s is None and on_whole is not None:
+        floor = _on_one_leaf(on_whole, searched, below_s=_seconds(best))
+        bounds.append(_least_s(floor) or 0.0)
+    number = len(waiting)
+    for _ in range(MOST_RANGES):
+        if not waiting or is_over():
+            break
+        least_s, _, kinds = waiting.pop(0)
+        nodes, gpus = kinds.at_best
+        if least_s >= _seconds(best) or not gpus or (gpus < request.gpus and not may_idle):
+            continue
+        left_s = limit_left_s()
+        asked = replace(
+            request, cluster=nodes, gpus=min(gpus, request.gpus), top_k=1, max_cut_use=1.0,
+            time_limit_s=None if left_s is None else left_s / 2,
+        )  # fmt: skip
+        outcome = searched(
+            asked, begin_with=_best_layout([best]), sought=Sought(below_s=_seconds(best))
+        )
+        least_s = max(least_s, _least_s(outcome) or 0.0)
+        if outcome.best and request.max_cut_use == 1.0:
+            best = min(best, _as_mapped(request, outcome), key=_seconds)
+        halves = kinds.halves
+        if least_s < _seconds(best) and not halves:
+            bounds.append(least_s)
+        waiting += [(least_s, number + at, half) for at, half in enumerate(halves)]
+        number += len(halves)
+        waiting.sort(key=lambda each: each[:2])
+    proven_s = min([*bounds, *(each[0] for each in waiting)], default=inf)
+    outcome = _bounded(best, min(proven_s, _seconds(best)) or None)
+    best = replace(best, settled=replace(best.settled, outcome=outcome))
+    if before.request is best.request:
+        return best
+    return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
+
+
+def _of_whole(request: PlanRequest) -> PlanRequest | None:
+    """The request on whole nodes alone where these can send tokens as parts of nodes cannot; else None."""
+    per_node = request.cluster.gpus_per_node
+    gpus = min(request.gpus, _of_whole_nodes(request.cluster).gpus) // per_node * per_node
+    if not gpus:
+        return None
+    unlisted = request.cluster.model_copy(update={"nodes": (), "blocks": (), "levels": ()})
+    sends = [
+        each.execution_options.values["moe_dispatch"]
+        for each in (request, replace(request, cluster=unlisted))
+    ]
+    return replace(request, gpus=gpus) if sends[0] != sends[1] else None
 
 
 def _against_sets(
@@ -815,16 +1000,23 @@ def _of_everything(
     on_these = replace(on_these, time_limit_s=Shares(later + 1).next_s())
     likely = replace(outcome.best[0].layout, recompute_layers=0)
     best_there = searched(on_these, begin_with=likely, counts=True, sought=Sought(listed_only=True))
-    # The plan of a search as it is mapped, priced where nothing else is free; without a bound.
-    plan = outcome.best[0]
-    workload = on_these.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
-    priced = replace(plan, step_time_s=Setup.of_priced(workload, plan).step_time_s)
-    mapped = replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
+    mapped = _as_mapped(request, outcome).settled.outcome
     mapped_s = mapped.best[0].step_time_s * (1 + ROUNDING)
     if not best_there.best or mapped_s < best_there.best[0].step_time_s:
         best_there = mapped
     settled = IdleDecision(outcome=best_there, full=None)
     return [NodeDecision(request=on_these, settled=settled)], outcome
+
+
+def _as_mapped(request: PlanRequest, outcome: Outcome) -> NodeDecision:
+    """The plan of a search as it is mapped, priced where nothing else is free; without a bound."""
+    plan = outcome.best[0]
+    assert plan.ranks is not None
+    there = _only_on(request, request.cluster, plan.ranks)
+    workload = there.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
+    priced = replace(plan, step_time_s=Setup.of_priced(workload, plan).step_time_s)
+    mapped = replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
+    return NodeDecision(request=there, settled=IdleDecision(outcome=mapped, full=None))
 
 
 def _best_layout(decisions: list[NodeDecision]) -> Layout | None:
