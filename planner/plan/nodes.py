@@ -426,17 +426,19 @@ class KindsOfLinks:
             pod: _most_at(link, nic_gb_per_s, self.pods[0]) if has_pods else link.free
             for (pod, _), link in links.pods.items()
         }
-        gpus, kept = 0, []
-        for node in self.cluster.nodes:
-            pod = node.pod or ""
-            kept.append(
-                node.leaf is None or min(room.get((pod, node.leaf), 0), room_of_pod.get(pod, 0)) > 0
-            )
+        best, gpus, nodes = self._with_best_links(), 0, []
+        for node in best.nodes:
+            pod, free = node.pod or "", free_of(node, best.gpus_per_node)
             if node.leaf is None:
-                gpus += free_of(node, self.cluster.gpus_per_node)
+                gpus += free
+            else:
+                free = min(free, room.get((pod, node.leaf), 0), room_of_pod.get(pod, 0))
+            nodes.append(node.model_copy(update={"free_gpus": free}))
         for pod, most in room_of_pod.items():
             gpus += min(most, sum(own for key, own in room.items() if key[0] == pod))
-        return _keeping(self._with_best_links(), kept).with_any_gpus(), gpus
+        free_gpus = sum(node.free_gpus or 0 for node in nodes)
+        best = best.model_copy(update={"nodes": tuple(nodes), "gpus": free_gpus})
+        return best.with_any_gpus(), gpus
 
     def _with_best_links(self) -> ClusterSpec:
         """The cluster with the upper ends of both ranges on every leaf and pod."""
