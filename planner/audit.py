@@ -51,6 +51,7 @@ from meshwright.planner.plan.assemble import (
     predicted_use,
     warnings,
 )
+from meshwright.planner.plan.best_plan import NO_MODEL
 from meshwright.planner.plan.document import Plan, SolverReport, digest_of
 from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
@@ -141,7 +142,8 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         [binding.model_dump() for binding in reasons],
     )
     spoken = list(warnings(request, priced, predicted, plan.idle))
-    yield from _differences("warnings", plan.warnings, spoken)
+    of_plan = [words for words in plan.warnings if not words.startswith(NO_MODEL)]
+    yield from _differences("warnings", of_plan, spoken)
 
 
 def _idle_faults(request: PlanRequest, plan: Plan, priced: Priced) -> Iterator[str]:

@@ -665,6 +665,10 @@ def _searched_again(request: PlanRequest, likely: Layout) -> Outcome:
 # The last CP-SAT model of a search as a file, so that anyone can solve it again.
 
 
+NO_MODEL = "no model was written to"
+"""What a plan says of a file that was asked for, not of itself."""
+
+
 def export_model(request: PlanRequest, outcome: Outcome, path: Path) -> str | None:
     """Writes the last model of a search; what is already in the file is replaced.
 
@@ -743,7 +747,7 @@ def written_model(request: PlanRequest, model: KernelModel | None, path: Path) -
         If the file cannot be written.
     """
     if model is None:
-        return f"no model was written to {path}: {_why_none(request)}"
+        return f"{NO_MODEL} {path}: {_why_none(request)}"
     write_files(path.parent, {path.name: str(model.model.proto)}, force=True)
     return None
 

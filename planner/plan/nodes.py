@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, product
@@ -33,7 +33,15 @@ from meshwright.cluster_specs.allocation import (
     nodes_in_turn,
 )
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.cluster_specs.tiers import Key, Uplink, free_of, uplinks
+from meshwright.cluster_specs.tiers import (
+    Key,
+    Uplink,
+    first_outside_a_leaf,
+    free_of,
+    link_gb_per_s,
+    nominal_nic_gb_per_s,
+    uplinks,
+)
 from meshwright.costmodel.layout import AXES, ROUNDING, Layout
 from meshwright.costmodel.placement import placement_in, position_of_ranks
 from meshwright.costmodel.workload import Execution, Workload
@@ -251,6 +259,8 @@ EVERYTHING_SHARE = 2 / 3
 """Of a time limit, the most that everything free takes where whole nodes are searched after it."""
 RACK_SHARE = 1 / 6
 """Of a time limit, the most that the fullest rack takes ahead of everything free."""
+MOST_RANGES = 32
+"""Ranges of kinds of links that are searched."""
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 MOST_RATES = 4
@@ -287,15 +297,55 @@ def decide_on_nodes(
     Where nodes stand on several leaves, sets of them that may be faster are searched after that.
     """
     if not _has_sets_apart(request):
-        return _decide_by_adapters(request, searched, compares=compares, later=later)
+        with within(request.time_limit_s):
+            decided = _decide_by_adapters(request, searched, compares=compares, later=later)
+            return _against_uneven_parts(request, decided, searched)
     with within(request.time_limit_s):
         limit_s = limit_left_s()
         share_s = None if limit_s is None else limit_s * (1 - SHARE_OF_TIME)
         limited = replace(request, time_limit_s=share_s)
         best = _decide_by_adapters(limited, searched, compares=compares, later=later)
         if best.settled.outcome.best and _has_searchable_sets(request):
-            return _against_sets(request, best, searched, compares=compares)
+            best = _against_sets(request, best, searched, compares=compares)
+            return _against_uneven_parts(request, best, searched)
         return _against_fewer_gpus(request, best, searched)
+
+
+def _against_uneven_parts(
+    request: PlanRequest, best: NodeDecision, searched: Searched
+) -> NodeDecision:
+    """The faster of a decision on whole listed nodes that are alike and of the plans that leave any of their
+    GPUs idle, with a bound for both.
+
+    A search of such nodes takes equal parts of them for GPUs that are no number of nodes: 20 of 24 as five
+    times four, and not as 7, 7 and 6. The other plans are searched where GPUs that send nothing would be
+    faster.
+    """
+    cluster, bound_s = request.cluster, best.settled.outcome.lower_bound_s
+    is_even = not is_irregular(cluster) and not _takes_parts(cluster, request.gpus)
+    is_rack = cluster.nvlink_domain > cluster.gpus_per_node
+    is_apart = is_rack or cluster.measured or request.max_cut_use < 1
+    may_idle = IDLE_GPUS not in request.forbids and bool(best.settled.outcome.best)
+    if not (cluster.nodes and is_even and may_idle) or is_apart or bound_s is None:
+        return best
+    before = best
+    fewer = replace(request, gpus=request.gpus - 1, top_k=1, time_limit_s=limit_left_s())
+    outcome = _on_parts(fewer, searched, below_s=_seconds(best))
+    if outcome.best:
+        is_named = any(node.leaf is not None for node in cluster.nodes)
+        there = replace(request, cluster=cluster if is_named else _by_position(cluster))
+        outcome = searched(
+            replace(fewer, cluster=there.cluster.with_any_gpus(), time_limit_s=limit_left_s()),
+            begin_with=replace(outcome.best[0].layout, recompute_layers=0),
+            sought=Sought(below_s=_seconds(best), parts_only=True),
+        )
+        if outcome.best:
+            best = min(best, _as_mapped(there, outcome), key=_seconds)
+    found = _bounded(best, min(bound_s, _least_s(outcome) or 0.0) or None)
+    best = replace(best, settled=replace(best.settled, outcome=found))
+    if best.request is before.request:
+        return best
+    return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
 
 
 def _has_sets_apart(request: PlanRequest) -> bool:
@@ -329,34 +379,211 @@ def _against_fewer_gpus(
 ) -> NodeDecision:
     """A decision with a bound that holds for fewer GPUs too, wherever they are.
 
-    It is that of all nodes at one switch with the fastest adapter; of racks and measured levels, that of GPUs
-    that send nothing.
+    In racks and beside measured levels it is that of GPUs that send nothing.
     """
     cluster = request.cluster
+    if cluster.nvlink_domain <= cluster.gpus_per_node and not cluster.measured:
+        return _against_other_links(request, best, searched)
     bound_s = best.settled.outcome.lower_bound_s
     if bound_s is None or IDLE_GPUS in request.forbids or request.gpus == 1:
         return best
     fewer = replace(request, gpus=request.gpus - 1, top_k=1, time_limit_s=limit_left_s())
-    below = Sought(below_s=_seconds(best))
-    floor = _where_nothing_is_sent(fewer, searched, below)
-    if floor.best and cluster.nvlink_domain <= cluster.gpus_per_node and not cluster.measured:
-        nodes = tuple(
-            node.model_copy(update={"leaf": "leaf", "pod": None, "nic_gbps_per_gpu": None})
-            for node in cluster.nodes
-        )
-        at_one_switch = cluster.model_copy(
-            update={
-                "nodes": nodes,
-                "blocks": (),
-                "levels": (),
-                "nic_gbps_per_gpu": max(_gbps_of_nodes(cluster)),
-            }
-        )
-        fewer = replace(fewer, cluster=at_one_switch.with_any_gpus(), time_limit_s=limit_left_s())
-        floor = searched(fewer, begin_with=floor.best[0].layout, sought=below)
-    floor_s = _least_s(floor)
+    floor_s = _least_s(_where_nothing_is_sent(fewer, searched, Sought(below_s=_seconds(best))))
     outcome = _bounded(best, None if floor_s is None else min(bound_s, floor_s))
     return replace(best, settled=replace(best.settled, outcome=outcome))
+
+
+# Plans on some of the free GPUs, by what they have of the links.
+#
+# Of unlike links three rates enter a price: that of the slowest adapter in use, and what the leaf and the pod
+# with the least left have for each GPU that uses their up-link (`level_rates`). A leaf to which others leave
+# C GB/s gives C / u to each of u GPUs, at most an adapter's rate, so that sets of GPUs fall into few kinds
+# (adapter, leaf, pod). No plan whose leaf rate is in a range is faster than one with the upper end of it on
+# every leaf, on the nodes that can have the lower end, and on no more GPUs than can have it together. Such
+# ranges are searched, those of the least bounds first, and halved, until none may beat the best plan.
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindsOfLinks:
+    """Sets of GPUs by their links: one rate of adapters, and of leaves and pods some rates, GB/s of a GPU."""
+
+    cluster: ClusterSpec
+    """All its nodes have these adapters; those with slower ones are not free."""
+    leaves: tuple[float, ...]
+    """In rising order; one where nothing is sent through up-links of leaves."""
+    pods: tuple[float, ...]
+
+    @classmethod
+    def of_adapters(cls, cluster: ClusterSpec, gbps: float) -> KindsOfLinks:
+        """All kinds with one rate of adapters, Gbit/s of a GPU."""
+        fast = _with_adapters(cluster, gbps)
+        nodes = tuple(node.model_copy(update={"nic_gbps_per_gpu": gbps}) for node in fast.nodes)
+        fast = fast.model_copy(update={"nodes": nodes})
+        links, first = uplinks(fast), first_outside_a_leaf(fast)
+        depths = len(fast.levels)
+        none = (gbps / 8,)
+        return cls(
+            cluster=fast,
+            leaves=_rates_of(links.leaves, gbps / 8) if first < depths else none,
+            pods=_rates_of(links.pods, gbps / 8) if first + 1 < depths else none,
+        )
+
+    @property
+    def others(self) -> list[KindsOfLinks]:
+        """All but the one with the least rates, which is that of all GPUs together."""
+        parts = [replace(self, leaves=self.leaves[1:])] if self.leaves[1:] else []
+        if self.pods[1:]:
+            parts.append(replace(self, leaves=self.leaves[:1], pods=self.pods[1:]))
+        return parts
+
+    @property
+    def halves(self) -> list[KindsOfLinks]:
+        """Two halves; nothing where it is one kind."""
+        half_leaves, half_pods = len(self.leaves) // 2, len(self.pods) // 2
+        if max(half_leaves, half_pods) == 0:
+            return []
+        if half_leaves >= half_pods:
+            return [
+                replace(self, leaves=self.leaves[:half_leaves]),
+                replace(self, leaves=self.leaves[half_leaves:]),
+            ]
+        return [
+            replace(self, pods=self.pods[:half_pods]),
+            replace(self, pods=self.pods[half_pods:]),
+        ]
+
+    @property
+    def at_best(self) -> tuple[ClusterSpec, int]:
+        """(the nodes that such sets may have, with the best links of all; how many GPUs of them at most)."""
+        links, nic_gb_per_s = uplinks(self.cluster), self.cluster.slowest_nic_gbps_per_gpu / 8
+        further = len(self.cluster.levels) - first_outside_a_leaf(self.cluster)
+        has_leaves, has_pods = further > 0, further > 1
+        room = {
+            key: _most_at(link, nic_gb_per_s, self.leaves[0]) if has_leaves else link.free
+            for key, link in links.leaves.items()
+        }
+        room_of_pod = {
+            pod: _most_at(link, nic_gb_per_s, self.pods[0]) if has_pods else link.free
+            for (pod, _), link in links.pods.items()
+        }
+        best, gpus, nodes = self._with_best_links(), 0, []
+        for node in best.nodes:
+            pod, free = node.pod or "", free_of(node, best.gpus_per_node)
+            if node.leaf is None:
+                gpus += free
+            else:
+                free = min(free, room.get((pod, node.leaf), 0), room_of_pod.get(pod, 0))
+            nodes.append(node.model_copy(update={"free_gpus": free}))
+        for pod, most in room_of_pod.items():
+            gpus += min(most, sum(own for key, own in room.items() if key[0] == pod))
+        free_gpus = sum(node.free_gpus or 0 for node in nodes)
+        best = best.model_copy(update={"nodes": tuple(nodes), "gpus": free_gpus})
+        return best.with_any_gpus(), gpus
+
+    def _with_best_links(self) -> ClusterSpec:
+        """The cluster with the upper ends of both ranges on every leaf and pod."""
+        cluster, first = self.cluster, first_outside_a_leaf(self.cluster)
+        nominal = nominal_nic_gb_per_s(cluster)
+        levels = list(cluster.levels)
+        for depth in range(first, len(levels)):
+            background = cluster.levels[depth - 1].background or 0.0 if depth else 0.0
+            rate = link_gb_per_s(cluster, depth) * (1.0 - background)
+            rate = {first: self.leaves[-1], first + 1: self.pods[-1]}.get(depth, rate)
+            if depth:
+                levels[depth - 1] = levels[depth - 1].model_copy(update={"background": None})
+            thinned = {"oversubscription": max(nominal / rate, 1.0)}
+            levels[depth] = levels[depth].model_copy(update=thinned)
+        return cluster.model_copy(update={"levels": tuple(levels), "blocks": ()})
+
+
+def _rate_at(link: Uplink, nic_gb_per_s: float, gpus: int) -> float:
+    """What each of so many GPUs has of an up-link, GB/s."""
+    return min(nic_gb_per_s, link.gb_per_s / (gpus if link.stated else link.free))
+
+
+def _rates_of(links: Mapping[Key, Uplink], nic_gb_per_s: float) -> tuple[float, ...]:
+    """What GPUs of some blocks can have each, from what they have where all of them send."""
+    every = {
+        _rate_at(link, nic_gb_per_s, gpus)
+        for link in links.values()
+        for gpus in range(1, link.free + 1)
+    }
+    least = min(_rate_at(link, nic_gb_per_s, link.free) for link in links.values())
+    return tuple(sorted(rate for rate in every if rate >= least))
+
+
+def _most_at(link: Uplink, nic_gb_per_s: float, rate: float) -> int:
+    """How many GPUs of a block can have a rate each; rates are compared as sums in another order."""
+    counts = range(link.free, 0, -1)
+    return next((n for n in counts if _rate_at(link, nic_gb_per_s, n) >= rate * (1 - ROUNDING)), 0)
+
+
+def _against_other_links(
+    request: PlanRequest, best: NodeDecision, searched: Searched
+) -> NodeDecision:
+    """The faster of a decision and the plans that are met on sets of GPUs with other links, with a bound for
+    all of them.
+    """
+    before, cluster, may_idle = best, request.cluster, IDLE_GPUS not in request.forbids
+    if not best.settled.outcome.best or (request.gpus == cluster.gpus and not may_idle):
+        return best
+    # The bound of a search over everything is that of the kind which all GPUs are.
+    bound_s = best.settled.outcome.lower_bound_s
+    bounds = [] if bound_s is None else [bound_s]
+    waiting: list[tuple[float, int, KindsOfLinks]] = []
+    for gbps in _adapter_rates(cluster):
+        kinds = KindsOfLinks.of_adapters(cluster, gbps)
+        every = [kinds] if bound_s is None else kinds.others
+        waiting += [(0.0, len(waiting) + at, each) for at, each in enumerate(every)]
+    on_whole = _of_whole(request)
+    if bound_s is None and on_whole is not None:
+        floor = _on_one_leaf(on_whole, searched, below_s=_seconds(best))
+        bounds.append(_least_s(floor) or 0.0)
+    number = len(waiting)
+    for _ in range(MOST_RANGES):
+        if not waiting or is_over():
+            break
+        least_s, _, kinds = waiting.pop(0)
+        nodes, gpus = kinds.at_best
+        if least_s >= _seconds(best) or not gpus or (gpus < request.gpus and not may_idle):
+            continue
+        left_s = limit_left_s()
+        asked = replace(
+            request, cluster=nodes, gpus=min(gpus, request.gpus), top_k=1, max_cut_use=1.0,
+            time_limit_s=None if left_s is None else left_s / 2,
+        )  # fmt: skip
+        outcome = searched(
+            asked, begin_with=_best_layout([best]), sought=Sought(below_s=_seconds(best))
+        )
+        least_s = max(least_s, _least_s(outcome) or 0.0)
+        if outcome.best and request.max_cut_use == 1.0:
+            best = min(best, _as_mapped(request, outcome), key=_seconds)
+        halves = kinds.halves
+        if least_s < _seconds(best) and not halves:
+            bounds.append(least_s)
+        waiting += [(least_s, number + at, half) for at, half in enumerate(halves)]
+        number += len(halves)
+        waiting.sort(key=lambda each: each[:2])
+    proven_s = min([*bounds, *(each[0] for each in waiting)], default=inf)
+    outcome = _bounded(best, min(proven_s, _seconds(best)) or None)
+    best = replace(best, settled=replace(best.settled, outcome=outcome))
+    if before.request is best.request:
+        return best
+    return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
+
+
+def _of_whole(request: PlanRequest) -> PlanRequest | None:
+    """The request on whole nodes alone where these can send tokens as parts of nodes cannot; else None."""
+    per_node = request.cluster.gpus_per_node
+    gpus = min(request.gpus, _of_whole_nodes(request.cluster).gpus) // per_node * per_node
+    if not gpus:
+        return None
+    unlisted = request.cluster.model_copy(update={"nodes": (), "blocks": (), "levels": ()})
+    sends = [
+        each.execution_options.values["moe_dispatch"]
+        for each in (request, replace(request, cluster=unlisted))
+    ]
+    return replace(request, gpus=gpus) if sends[0] != sends[1] else None
 
 
 def _against_sets(
@@ -366,76 +593,23 @@ def _against_sets(
     *,
     compares: bool,
 ) -> NodeDecision:
-    """The faster of a decision and the plans on sets of whole nodes, with a bound for all of them.
-
-    A number of nodes is left out where no plan on as many nodes of one leaf is faster; that is so of most.
-    Of the others all sets are searched, if few differ. If many do and their links are alike, one search over
-    all nodes may take any set; else the likely sets are searched, and the bound is that of one leaf.
-    """
+    """The faster of a decision and the plans on sets of whole nodes, with a bound for all of them."""
     before, may_idle = best, IDLE_GPUS not in request.forbids
-    is_regular, most = (
-        not is_irregular(request.cluster),
-        request.gpus // request.cluster.gpus_per_node,
+    is_regular = not is_irregular(request.cluster)
+    sets = _SearchOfSets(
+        request=request,
+        searched=searched,
+        compares=compares,
+        are_alike=is_regular and _links_are_alike(request.cluster),
+        best=best,
+        bounds=[best.settled.outcome.lower_bound_s],
+        are_parts_open=may_idle,
     )
-    are_alike = is_regular and _links_are_alike(request.cluster)
     # Of as many as are asked for, unlike leaves have had their choices.
     is_apart = is_regular and request.gpus < request.cluster.gpus
-    counts = range(most if is_apart else most - 1, 0 if may_idle else most - 1, -1)
-    bounds = [best.settled.outcome.lower_bound_s]
-    is_whole_open, are_parts_open = True, may_idle
-    for count in counts:
-        on_count = replace(request, gpus=count * request.cluster.gpus_per_node, top_k=1)
-        exact = replace(on_count, forbids=tuple(dict.fromkeys((*request.forbids, IDLE_GPUS))))
-        floors: list[Outcome] = []
-        if is_whole_open:
-            # The first of these tells whether any number of nodes is left.
-            is_first = may_idle and count == counts[0]
-            floors.append(
-                _on_one_leaf(on_count if is_first else exact, searched, below_s=_seconds(best))
-            )
-            is_whole_open = bool(floors[0].best) or not is_first
-            if floors[0].best and int(floors[0].best[0].layout.gpus) < on_count.gpus:
-                floors[0] = _on_one_leaf(exact, searched, below_s=_seconds(best))
-        if are_parts_open:
-            floors.append(_on_parts(on_count, searched, below_s=_seconds(best)))
-            are_parts_open = bool(floors[-1].best)
-        if not any(floor.best for floor in floors):
-            bounds += [_least_s(floor) for floor in floors]
-            if not is_whole_open and not are_parts_open:
-                break
-            continue
-        sets, is_every = _sets_of_nodes(request.cluster, on_count.gpus)
-        if are_alike and (not is_every or len(sets) > MOST_ALIKE_SETS):
-            everything = replace(
-                request,
-                cluster=request.cluster.with_any_gpus(),
-                gpus=min(request.gpus, on_count.gpus),
-            )
-            likely = _best_layout([best])
-            decisions, of_any = _of_everything(
-                everything, searched, 0, compares=compares, begin_with=likely
-            )
-            best = min([best, *decisions], key=_seconds)
-            bounds.append(_least_s(of_any))
-            break
-        bounds += [] if is_every else [_least_s(floor) for floor in floors]
-        likely = next(floor.best[0].layout for floor in floors if floor.best)
-        for cluster in sets:
-            on_set = replace(
-                on_count if are_parts_open else exact,
-                cluster=cluster,
-                top_k=request.top_k,
-                time_limit_s=limit_left_s(),
-            )
-            outcome = searched(
-                on_set,
-                begin_with=replace(likely, recompute_layers=0),
-                counts=True,
-                sought=Sought(below_s=_seconds(best) if request.top_k == 1 else inf),
-            )
-            bounds.append(_least_s(outcome))
-            settled = IdleDecision(outcome=outcome, full=None)
-            best = min(best, NodeDecision(request=on_set, settled=settled), key=_seconds)
+    most = request.gpus // request.cluster.gpus_per_node
+    sets.look_at(range(most if is_apart else most - 1, 0 if may_idle else most - 1, -1))
+    best, bounds = sets.best, sets.bounds
     if best is not before and compares:
         full = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
         best = replace(best, settled=full)
@@ -445,6 +619,110 @@ def _against_sets(
     if before.request is best.request:
         return best
     return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
+
+
+@dataclass(kw_only=True)
+class _SearchOfSets:
+    """Sets of whole nodes by their number, the most first, and what became of them so far.
+
+    A number of nodes is left out where no plan on as many nodes of one leaf is faster; that is so of most.
+    Of the others all sets are searched, if few differ. If many do and their links are alike, one search over
+    all nodes may take any set; else the likely sets are searched, and the bound is that of one leaf.
+    """
+
+    request: PlanRequest
+    searched: Searched
+    compares: bool
+    are_alike: bool
+    """Whether one search over all nodes prices any set as it is."""
+    best: NodeDecision
+    bounds: list[float | None]
+    """What no plan is faster than, of each part that was looked at; None where that is unknown."""
+    is_whole_open: bool = True
+    """Whether plans on whole nodes may still be faster."""
+    are_parts_open: bool
+    """Whether plans that take no number of whole nodes may be."""
+
+    def look_at(self, counts: Sequence[int]) -> None:
+        """Searches the sets of these numbers of nodes, until none may be faster."""
+        for count in counts:
+            floors = self._floors(count, is_first=count == counts[0])
+            if not any(floor.best for floor in floors):
+                self.bounds += [_least_s(floor) for floor in floors]
+                if not self.is_whole_open and not self.are_parts_open:
+                    return
+                continue
+            gpus = count * self.request.cluster.gpus_per_node
+            sets, is_every = _sets_of_nodes(self.request.cluster, gpus)
+            if self.are_alike and (not is_every or len(sets) > MOST_ALIKE_SETS):
+                self._take_any_set(gpus)
+                return
+            self.bounds += [] if is_every else [_least_s(floor) for floor in floors]
+            likely = next(floor.best[0].layout for floor in floors if floor.best)
+            for cluster in sets:
+                self._take_set(cluster, gpus, replace(likely, recompute_layers=0))
+
+    def _floors(self, count: int, *, is_first: bool) -> list[Outcome]:
+        """Plans on so many nodes wherever they are, below the best: on one leaf, and on parts of nodes."""
+        on_count, below_s = (
+            self._on(count * self.request.cluster.gpus_per_node),
+            _seconds(self.best),
+        )
+        exact, floors = _without_idle(on_count), []
+        # The first of these tells whether any number of nodes is left.
+        tells_all = is_first and IDLE_GPUS not in self.request.forbids
+        if self.is_whole_open:
+            floor = _on_one_leaf(on_count if tells_all else exact, self.searched, below_s=below_s)
+            self.is_whole_open = bool(floor.best) or not tells_all
+            if floor.best and int(floor.best[0].layout.gpus) < on_count.gpus:
+                floor = _on_one_leaf(exact, self.searched, below_s=below_s)
+            floors.append(floor)
+        if self.are_parts_open:
+            floors.append(_on_parts(on_count, self.searched, below_s=below_s))
+            self.are_parts_open = bool(floors[-1].best)
+        return floors
+
+    def _on(self, gpus: int) -> PlanRequest:
+        return replace(self.request, gpus=gpus, top_k=1)
+
+    def _take_any_set(self, gpus: int) -> None:
+        """One search over all nodes, of which any may be left out."""
+        everything = replace(
+            self.request,
+            cluster=self.request.cluster.with_any_gpus(),
+            gpus=min(self.request.gpus, gpus),
+        )
+        decisions, of_any = _of_everything(
+            everything,
+            self.searched,
+            0,
+            compares=self.compares,
+            begin_with=_best_layout([self.best]),
+        )
+        self.best = min([self.best, *decisions], key=_seconds)
+        self.bounds.append(_least_s(of_any))
+
+    def _take_set(self, cluster: ClusterSpec, gpus: int, likely: Layout) -> None:
+        """A search on one set of nodes, which begins with a layout."""
+        top_k, on_count = self.request.top_k, self._on(gpus)
+        on_set = replace(
+            on_count if self.are_parts_open else _without_idle(on_count),
+            cluster=cluster,
+            top_k=top_k,
+            time_limit_s=limit_left_s(),
+        )
+        below_s = _seconds(self.best) if top_k == 1 else inf
+        outcome = self.searched(
+            on_set, begin_with=likely, counts=True, sought=Sought(below_s=below_s)
+        )
+        self.bounds.append(_least_s(outcome))
+        settled = IdleDecision(outcome=outcome, full=None)
+        self.best = min(self.best, NodeDecision(request=on_set, settled=settled), key=_seconds)
+
+
+def _without_idle(request: PlanRequest) -> PlanRequest:
+    """The request with all its GPUs in use."""
+    return replace(request, forbids=tuple(dict.fromkeys((*request.forbids, IDLE_GPUS))))
 
 
 def _sets_of_nodes(cluster: ClusterSpec, gpus: int) -> tuple[list[ClusterSpec], bool]:
@@ -466,10 +744,17 @@ def _note_on_idle(asked: PlanRequest, planned: PlanRequest) -> str | None:
     """That fewer GPUs are planned than were asked for, and which nodes are left out."""
     if planned.gpus == asked.gpus:
         return None
-    nodes = zip(asked.cluster.nodes, planned.cluster.nodes, strict=True)
-    names = [before.name for before, now in nodes if before.free_gpus != now.free_gpus]
-    fewer = f"planned on {planned.gpus} of the {asked.gpus} GPUs asked for"
-    return f"{fewer}; faster without {', '.join(names[:8])}"
+    per_node = asked.cluster.gpus_per_node
+    nodes = [
+        (before.name, free_of(before, per_node) - free_of(now, per_node), now.free_gpus)
+        for before, now in zip(asked.cluster.nodes, planned.cluster.nodes, strict=True)
+    ]
+    without = [name for name, fewer, free in nodes if fewer and free == 0]
+    some_of = [f"{fewer} of {name}" for name, fewer, free in nodes if fewer and free != 0]
+    words = f"planned on {planned.gpus} of the {asked.gpus} GPUs asked for"
+    if without:
+        words += f"; faster without {', '.join(without[:8])}"
+    return f"{words}; idle: {', '.join(some_of[:8])}" if some_of else words
 
 
 def _decide_by_adapters(
@@ -764,16 +1049,23 @@ def _of_everything(
     on_these = replace(on_these, time_limit_s=Shares(later + 1).next_s())
     likely = replace(outcome.best[0].layout, recompute_layers=0)
     best_there = searched(on_these, begin_with=likely, counts=True, sought=Sought(listed_only=True))
-    # The plan of a search as it is mapped, priced where nothing else is free; without a bound.
-    plan = outcome.best[0]
-    workload = on_these.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
-    priced = replace(plan, step_time_s=Setup.of_priced(workload, plan).step_time_s)
-    mapped = replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
+    mapped = _as_mapped(request, outcome).settled.outcome
     mapped_s = mapped.best[0].step_time_s * (1 + ROUNDING)
     if not best_there.best or mapped_s < best_there.best[0].step_time_s:
         best_there = mapped
     settled = IdleDecision(outcome=best_there, full=None)
     return [NodeDecision(request=on_these, settled=settled)], outcome
+
+
+def _as_mapped(request: PlanRequest, outcome: Outcome) -> NodeDecision:
+    """The plan of a search as it is mapped, priced where nothing else is free; without a bound."""
+    plan = outcome.best[0]
+    assert plan.ranks is not None
+    there = _only_on(request, request.cluster, plan.ranks)
+    workload = there.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
+    priced = replace(plan, step_time_s=Setup.of_priced(workload, plan).step_time_s)
+    mapped = replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
+    return NodeDecision(request=there, settled=IdleDecision(outcome=mapped, full=None))
 
 
 def _best_layout(decisions: list[NodeDecision]) -> Layout | None:

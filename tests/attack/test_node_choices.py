@@ -1,7 +1,8 @@
 """Which nodes a plan takes, against plans on every set of nodes: adapters, links that others use, idle nodes.
 
 Of a set nothing is left to choose: its nodes have one rate of adapters, the slowest of theirs, and all of
-them are asked for. `make attack` takes a tenth of MESHWRIGHT_ATTACK_S, at least four clusters.
+them are asked for. Of part-filled nodes sets are of GPUs: how many of each node. `make attack` takes a tenth
+of MESHWRIGHT_ATTACK_S, at least four clusters.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -79,11 +80,63 @@ def on_every_set(cluster: dict[str, Any], options: dict[str, Any]) -> Iterator[P
             yield planned({**cluster, "nodes": nodes}, {**options, "gpus": PER_NODE * count})
 
 
-def fault(number: int) -> str | None:
+def drawn_with_parts(number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same of few GPUs on part-filled nodes behind links that are unlike; any degrees are allowed."""
+    chance = random.Random(f"parts {number}")
+    leaves, blocks = chance.choice((2, 2, 3)), []
+    nodes: list[dict[str, Any]] = []
+    pods = chance.choice((0, 0, 2)) if leaves == 3 else 0
+    rates = chance.choice(((None,), (None,), (100, None)))
+    for leaf in range(leaves):
+        place = {"leaf": f"l{leaf}", **({"pod": f"p{leaf // pods}"} if pods else {})}
+        if chance.random() < 0.7:
+            blocks.append({"leaf": f"l{leaf}", "background": chance.choice((0.3, 0.7, 0.9))})
+        for index in range(chance.choice((1, 1, 2)) if leaves == 2 else 1):
+            rate = chance.choice(rates)
+            adapter = {} if rate is None else {"nic_gbps_per_gpu": rate}
+            free = {"free_gpus": chance.randint(1, 4)}
+            nodes.append({"name": f"n{leaf}{index}", **place, **adapter, **free})
+    levels: list[dict[str, Any]] = [{"name": "leaf", "gpus": 2 * PER_NODE}]
+    if pods:
+        levels.append(
+            {"name": "pod", "gpus": 4 * PER_NODE, "background": chance.choice((None, 0.5))}
+        )
+    levels.append(
+        {"name": "core", "gpus": 64 * PER_NODE, "oversubscription": chance.choice((1, 4))}
+    )
+    free_gpus = sum(node["free_gpus"] for node in nodes)
+    gpus = chance.choice((free_gpus, free_gpus, max(2, free_gpus - 2)))
+    options = {
+        "model": chance.choice(("gpt2-xl", "llama-3-8b")),
+        "gpus": gpus,
+        "global_batch": chance.choice((gpus, 2 * gpus, 12)),
+        "seq_len": chance.choice((512, 1024)),
+        "framework": chance.choice(("megatron", "fsdp2")),
+        "forbid": (),
+        "pin": "micro_batch=1,cuda_graph=none",
+    }
+    return {"base": "dgx-h100", "levels": levels, "nodes": nodes, "blocks": blocks}, options
+
+
+def on_every_number(cluster: dict[str, Any], options: dict[str, Any]) -> Iterator[Plan]:
+    """Plans on as many GPUs of each node as there are ways, all of these in use."""
+    free = [node["free_gpus"] for node in cluster["nodes"]]
+    for counts in product(*(range(most + 1) for most in free)):
+        if 0 < sum(counts) <= options["gpus"]:
+            nodes = [
+                {**node, "free_gpus": count}
+                for node, count in zip(cluster["nodes"], counts, strict=True)
+            ]
+            asked = {**options, "gpus": sum(counts), "forbid": ("idle-gpus",)}
+            yield planned({**cluster, "nodes": nodes}, asked)
+
+
+def fault(number: int, *, parts: bool = False) -> str | None:
     """What is wrong with the plan of a cluster, in words; None where nothing is."""
-    cluster, options = drawn(number)
+    cluster, options = (drawn_with_parts if parts else drawn)(number)
     plan = planned(cluster, options)
-    steps = [set_plan.objective.step_time_s for set_plan in on_every_set(cluster, options)]
+    every = (on_every_number if parts else on_every_set)(cluster, options)
+    steps = [set_plan.objective.step_time_s for set_plan in every]
     least_s = min((set_s for set_s in steps if set_s is not None), default=None)
     step_s, bound_s = plan.objective.step_time_s, plan.objective.lower_bound_s
     words = f"{number}: {plan.status} {step_s}, bound {bound_s}, a set of nodes {least_s}"
@@ -101,12 +154,19 @@ def test_no_set_of_nodes_beats_the_nodes_of_a_plan(number: int) -> None:
     assert fault(number) is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 3])
+def test_no_set_of_gpus_beats_those_of_a_plan_on_part_filled_nodes(number: int) -> None:
+    assert fault(number, parts=True) is None
+
+
 @pytest.mark.soak
-def test_no_set_of_nodes_beats_the_nodes_of_random_plans() -> None:
+@pytest.mark.parametrize("parts", [False, True])
+def test_no_set_of_nodes_beats_the_nodes_of_random_plans(parts: bool) -> None:
     end_s, number = time.monotonic() + ATTACK_S / 10, 1000 + SEED
     faults, count = [], 0
     while time.monotonic() < end_s or count < FEWEST:
-        faults.append(fault(number))
+        faults.append(fault(number, parts=parts))
         count, number = count + 1, number + 1
     print(f"{count} clusters")
     assert not any(faults), "\n".join(filter(None, faults))

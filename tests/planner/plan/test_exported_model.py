@@ -10,9 +10,11 @@ from click.testing import CliRunner
 from ortools.sat.python import cp_model
 
 from meshwright.cli import main
+from meshwright.planner.audit import stated_figure_faults
 from meshwright.planner.plan.best_plan import export_model
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import make_plan
+from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.pricing import Certificate, Outcome
 from tests.planner.search.test_planner_optimum import request
 
@@ -59,6 +61,24 @@ def test_without_a_layout_nothing_is_written(tmp_path: Path) -> None:
     plan = make_plan(asked, robustness=False, choices=False, model_file=path)
     assert not path.exists()
     assert "left no layout" in plan.warnings[-1]
+
+
+def test_a_plan_on_uneven_leaves_says_that_none_was_written_and_holds(tmp_path: Path) -> None:
+    """`verify` took the words on the file for a fault of the plan."""
+    nodes = [{"name": f"n{index}", "leaf": leaf} for index, leaf in enumerate("aab")]
+    asked = read_request(
+        model="gpt2-xl",
+        cluster={"base": "h100-leaf-3to1", "nodes": nodes},
+        gpus=24,
+        global_batch=24,
+        seq_len=1024,
+        pin="tp=1,cp=1,pp=1",
+    )
+    path = tmp_path / "model.txt"
+    plan = make_plan(asked, robustness=False, choices=False, model_file=path)
+    assert not path.exists()
+    assert "irregular fabrics" in plan.warnings[-1]
+    assert list(stated_figure_faults(plan)) == []
 
 
 def test_an_exhaustive_search_says_that_it_solves_no_model(tmp_path: Path) -> None:

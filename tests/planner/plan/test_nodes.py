@@ -577,3 +577,28 @@ def test_two_nodes_with_three_and_five_gpus(batch: int, used: dict[str, int]) ->
     assert plan.mapping.ranks is not None
     listed_names = [plan.inputs.cluster.nodes[node].name for node, _ in plan.mapping.ranks]
     assert {name: listed_names.count(name) for name in listed_names} == used
+
+
+@pytest.mark.parametrize("leaf", [None, "a"])
+def test_gpus_stay_idle_on_any_node_of_a_list(leaf: str | None) -> None:
+    """20 of 24 GPUs were priced as five times four, and that plan called optimal."""
+
+    def on(*free: int) -> Plan:
+        place = {} if leaf is None else {"leaf": leaf}
+        nodes = [{"name": f"n{at}", "free_gpus": gpus, **place} for at, gpus in enumerate(free)]
+        asked = read_request(
+            model="gpt2-xl",
+            cluster={"base": "dgx-a100", "nodes": nodes},
+            gpus=sum(free),
+            global_batch=20,
+            seq_len=4096,
+            framework="fsdp2",
+        )
+        return fastest_plan(asked, explained=False)
+
+    whole, part_filled = on(8, 8, 8), on(7, 7, 6)
+    assert whole.status == part_filled.status == "optimal"
+    assert whole.objective.step_time_s == pytest.approx(part_filled.objective.step_time_s)
+    assert whole.left_out is not None
+    assert "planned on 20 of the 24" in whole.left_out
+    assert "idle: " in whole.left_out
