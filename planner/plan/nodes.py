@@ -352,7 +352,13 @@ def _against_fewer_gpus(
                 "nic_gbps_per_gpu": max(_gbps_of_nodes(cluster)),
             }
         )
-        fewer = replace(fewer, cluster=at_one_switch.with_any_gpus(), time_limit_s=limit_left_s())
+        # Fewer GPUs of unlike leaves have no limit on cuts; without one no plan is slower.
+        fewer = replace(
+            fewer,
+            cluster=at_one_switch.with_any_gpus(),
+            max_cut_use=1.0,
+            time_limit_s=limit_left_s(),
+        )
         floor = searched(fewer, begin_with=floor.best[0].layout, sought=below)
     floor_s = _least_s(floor)
     outcome = _bounded(best, None if floor_s is None else min(bound_s, floor_s))
