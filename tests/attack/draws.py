@@ -35,10 +35,12 @@ FULL = 32
 MODELS = (
     "gpt2-xl", "llama-3-8b", "llama-2-13b", "llama-2-70b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b",
     "mixtral-8x7b", "olmoe-1b-7b", "gpt-oss-20b", "deepseek-v2", "gemma-2-9b", "nemotron-h-8b",
+    "gemma-3-12b", "gemma-4-e2b", "olmo-3-7b", "qwen3.5-9b", "qwen3-next-80b-a3b", "llama-4-scout",
+    "nemotron-3-nano-30b-a3b", "granite-4.0-h-small", "mimo-v2-flash",
 )  # fmt: skip
 CLUSTERS = (
     "dgx-h100", "dgx-a100", "dgx-a100-40gb", "dgx-b200", "gb200-nvl72", "superpod-a100", "mi300x",
-    "h100-leaf-3to1", "l40s-pcie", "jean-zay-a100", "dgx-v100",
+    "h100-leaf-3to1", "l40s-pcie", "jean-zay-a100", "dgx-v100", "dgx-b300", "gb300-nvl72", "hgx-h800",
 )  # fmt: skip
 
 

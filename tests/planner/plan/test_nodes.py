@@ -293,6 +293,30 @@ def test_gpus_that_may_not_idle_are_not_left_out_for_their_links() -> None:
     assert plan.idle is None
 
 
+def test_a_limit_on_cuts_leaves_nodes_of_alike_leaves_idle() -> None:
+    """The bound of fewer GPUs is asked of nodes at one switch, where there is no such limit."""
+    cluster = cluster_from_mapping(
+        {
+            "base": "dgx-h100",
+            "levels": [
+                {"name": "leaf", "gpus": 16},
+                {"name": "core", "gpus": 1024, "oversubscription": 16},
+            ],
+            "nodes": [{"name": f"n{index}", "leaf": f"l{index // 2}"} for index in range(4)],
+        }
+    )
+    request = replace(small(cluster, 8, 40), max_cut_use=0.3, forbids=())
+    plan, alone = fastest_plan(request), fastest_plan(replace(request, cluster=alone_in(cluster)))
+    assert seconds(plan) == seconds(alone)
+    assert plan.objective.lower_bound_s is not None
+    assert plan.objective.lower_bound_s <= seconds(plan)
+
+
+def alone_in(cluster: ClusterSpec) -> ClusterSpec:
+    """With one node."""
+    return cluster.model_copy(update={"nodes": cluster.nodes[:1], "gpus": 8})
+
+
 def limited(request: PlanRequest, nodes: str) -> PlanRequest:
     """The same on some of the nodes."""
     cluster = limited_to_nodes(request.cluster, nodes)
