@@ -571,7 +571,7 @@ def _preset(name: str) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
-def _accelerated(document: dict[str, Any], path: Path, known: dict[str, Any]) -> LaunchRun:
+def _accelerated(document: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -> LaunchRun:
     """What accelerate's file says: DeepSpeed, FSDP with further axes, or plain data parallelism."""
     where = str(path)
     if "fsdp_config" in document or "parallelism_config" in document:
@@ -579,7 +579,7 @@ def _accelerated(document: dict[str, Any], path: Path, known: dict[str, Any]) ->
     run = PLAIN
     plugin = document.get(_BY_DEEPSPEED)
     if isinstance(plugin, dict):
-        run = _by_plugin(plugin, path, known)
+        run = _by_plugin(plugin, path, of_trainer)
     settings = dict(run.settings)
     gpus = whole_number(document, "num_processes", where)
     if gpus is not None:
@@ -592,18 +592,18 @@ def _accelerated(document: dict[str, Any], path: Path, known: dict[str, Any]) ->
     return replace(run, settings=settings, unread=(*run.unread, *unread))
 
 
-def _by_plugin(plugin: dict[str, Any], path: Path, known: dict[str, Any]) -> LaunchRun:
+def _by_plugin(plugin: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -> LaunchRun:
     """DeepSpeed by the section of accelerate's file (accelerate/utils/dataclasses.py, DeepSpeedPlugin)."""
     where = f"{path}: {_BY_DEEPSPEED}"
     if plugin.get("deepspeed_config_file"):
         file = file_beside(plugin["deepspeed_config_file"], path, "deepspeed_config_file")
-        return trainers_deepspeed(file, known, str(file))
+        return trainers_deepspeed(file, of_trainer, str(file))
     zero: dict[str, Any] = {"stage": whole_number(plugin, "zero_stage", where) or 0}
     for name in _DEVICES:
         device = plugin.get(f"{name}_device")
         if device not in (None, "none"):
             zero[name] = {"device": device}
-    run = trainers_deepspeed({"zero_optimization": zero}, known, where)
+    run = trainers_deepspeed({"zero_optimization": zero}, of_trainer, where)
     read = ("zero_stage", *(f"{name}_device" for name in _DEVICES), STEPS)
     unread = unread_keys(plugin, "accelerate", read, _BY_DEEPSPEED)
     return replace(run, unread=(*run.unread, *unread))
