@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,42 +89,33 @@ def plan_command(
     it are written to a folder. With --sweep there is a table of many plans instead. A cluster file with parts
     makes it a pipeline through unlike devices.
     """
-    if options["time_limit_s"] is None and sweep is None and options["method"] == "cp-sat":
-        options["time_limit_s"] = TIME_LIMIT_S
+    options |= {"pin": ",".join(pin), "force": force, "as_json": as_json}
     with ProgressLine(READING):
         from meshwright.cluster_specs.reader import is_mixed_cluster
 
-        is_mixed = is_mixed_cluster(options["cluster"])
-    if is_mixed and sweep is None:
-        code = show_mixed_plan(
-            model,
-            output,
-            full=full,
-            force=force,
-            as_json=as_json,
-            pin=",".join(pin),
-            **options,
-        )
-        ctx.exit(code)
+        show_plan = _show_mixed_plan if is_mixed_cluster(options["cluster"]) else _show_plan
     if sweep is not None:
-        _show_sweep(
-            model, sweep, output, force=force, as_json=as_json, pin=",".join(pin), **options
-        )
+        _show_sweep(model, sweep, output, **options)
         return
+    if options["time_limit_s"] is None and options["method"] == "cp-sat":
+        options["time_limit_s"] = TIME_LIMIT_S
+    status = show_plan(model, output, full=full, **options)
+    exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
+    ctx.exit(exit_codes.get(status, ExitCode.DONE))
+
+
+def _show_plan(
+    model: str, output: Path | None, *, full: bool, force: bool, as_json: bool, **options: Any
+) -> str:
+    """Plans on a cluster of like devices and shows what came out: the plan's status comes back."""
     from meshwright.planner.solvers.processes import on_processes
 
     with ProgressLine(READING) as progress, on_processes():
         from meshwright import api
-        from meshwright.documents import refuse_taken, refuse_taken_file
+        from meshwright.planner.launch.plan_files import PLAN_FILES, next_step, plan_files
 
-        if output is not None:
-            from meshwright.planner.launch.plan_files import PLAN_FILES
-
-            refuse_taken(output, PLAN_FILES, force)
-        model_file: Path | None = options["export_model"]
-        if model_file is not None:
-            refuse_taken_file(model_file, force)
-        plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
+        _refuse_taken(output, PLAN_FILES, options["export_model"], force=force)
+        plan = api.plan(model, progress=progress, **options)
     if as_json:
         from meshwright.planner.plan.texts import plan_document
 
@@ -137,15 +129,22 @@ def plan_command(
         warn("warning", [*plan.warnings, *left_out])
         show(view)
     if output is not None and plan.layout is not None:
-        from meshwright.planner.launch.plan_files import plan_files
-
         write_plan(output, plan_files(plan), force)
     if not as_json:
-        from meshwright.planner.launch.plan_files import next_step
-
         say(f"\n{next_step(plan, output)}")
-    exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
-    ctx.exit(exit_codes.get(plan.status, ExitCode.DONE))
+    return plan.status
+
+
+def _refuse_taken(
+    output: Path | None, names: Iterable[str], model_file: Path | None, *, force: bool
+) -> None:
+    """Raises InputError for files of a plan, or of its search, that are there already."""
+    from meshwright.documents import refuse_taken, refuse_taken_file
+
+    if output is not None:
+        refuse_taken(output, names, force)
+    if model_file is not None:
+        refuse_taken_file(model_file, force)
 
 
 def _show_sweep(
@@ -418,39 +417,12 @@ def compare_command(
 # `plan` for a cluster file with parts, and what reads such plans.
 
 
-def show_mixed_plan(
+def _show_mixed_plan(
     model: str, output: Path | None, *, full: bool, force: bool, as_json: bool, **options: Any
-) -> int:
-    """Plans on a mixed cluster and shows what came out.
-
-    Parameters
-    ----------
-    model
-        As `plan` takes it.
-    output
-        Folder for the plan and its launch files.
-    full
-        Whether all tables are printed.
-    force
-        Whether files that are there are replaced.
-    as_json
-        Whether the document is printed.
-    options
-        The other options of `plan`.
-
-    Returns
-    -------
-    int
-        The exit code.
-
-    Raises
-    ------
-    InputError
-        If an option does not go with a mixed cluster.
-    """
+) -> str:
+    """Plans on a mixed cluster and shows what came out: the plan's status comes back."""
     with ProgressLine("starting"):
         from meshwright.api import plan_mixed
-        from meshwright.documents import refuse_taken, refuse_taken_file
         from meshwright.planner.launch.plan_files import (
             MIXED_FILES,
             mixed_files,
@@ -461,11 +433,7 @@ def show_mixed_plan(
         from meshwright.planner.report.plan_view import plan_view, short_view
         from meshwright.planner.solvers.processes import on_processes
 
-    if output is not None:
-        refuse_taken(output, MIXED_FILES, force)
-    model_file: Path | None = options["export_model"]
-    if model_file is not None:
-        refuse_taken_file(model_file, force)
+    _refuse_taken(output, MIXED_FILES, options["export_model"], force=force)
     with ProgressLine(READING) as progress, on_processes():
         result = plan_mixed(model, progress=progress, robustness=full, **options)
     document = result.document
@@ -478,12 +446,11 @@ def show_mixed_plan(
             warn("warning", result.alone.warnings)
             say()
             show(plan_view(result.alone) if full else short_view(result.alone))
-    exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
-    if document.status not in exit_codes and output is not None:
+    if document.status not in ("infeasible", "unknown") and output is not None:
         write_plan(output, mixed_files(result), force)
     if not as_json:
         say(f"\n{next_step_on_parts(result, output)}")
-    return int(exit_codes.get(document.status, ExitCode.DONE))
+    return document.status
 
 
 def explain_mixed_plan(file: Path, best: bool | None, *, as_json: bool) -> None:

@@ -113,9 +113,9 @@ _SCRIPT = ("deepspeed-script-optimizer",)
 """Rules of the others: a script of one's own makes them."""
 
 
-def _stepped(flag: str, value: str, source: str, **others: Any) -> OptimizerSetting:
+def _stepped(flag: str, value: str, source: str, **fields: Any) -> OptimizerSetting:
     """ZeRO hands every optimizer flat pieces (runtime/zero/stage_1_and_2.py, stage3.py)."""
-    return OptimizerSetting(flag=flag, value=value, source=source, flat=True, **others)
+    return OptimizerSetting(flag=flag, value=value, source=source, flat=True, **fields)
 
 
 def _of_trainer(name: str, installs: str = "") -> OptimizerSetting:
@@ -123,10 +123,10 @@ def _of_trainer(name: str, installs: str = "") -> OptimizerSetting:
     return _stepped(TRAINER_FLAG, name, TRAINER, rules=_SCRIPT, installs=installs)
 
 
-def _own(name: str, made: str, *rules: str, **others: Any) -> OptimizerSetting:
+def _own(name: str, made: str, *rules: str, **fields: Any) -> OptimizerSetting:
     """One that DeepSpeed makes, by its name in ds_config.json and the file with its class."""
     source = f"{CONFIG} and {made}"
-    return _stepped(OPTIMIZER_TYPE, name, source, rules=(*_SCRIPT, *rules), **others)
+    return _stepped(OPTIMIZER_TYPE, name, source, rules=(*_SCRIPT, *rules), **fields)
 
 
 _OPTIMIZERS = {

@@ -331,13 +331,13 @@ ARGUMENTS = "megatron/training/arguments.py"
 TRANSFORMER = "megatron/core/transformer/transformer_config.py"
 
 
-def _said(word: str, source: str, since: str = "", value: str = "", **others: Any) -> Setting:
+def _said(word: str, source: str, since: str = "", value: str = "", **fields: Any) -> Setting:
     """A setting that an argument says."""
     flag = MEGATRON_ARGUMENTS[word].flag
-    return Setting(flag=flag, source=source, since=since, value=value, **others)
+    return Setting(flag=flag, source=source, since=since, value=value, **fields)
 
 
-def _flex(backend: str, since: str = "", **others: Any) -> TokenDispatcher:
+def _flex(backend: str, since: str = "", **fields: Any) -> TokenDispatcher:
     return TokenDispatcher(
         flag=_FLAGS["flex_backend"],
         value=backend,
@@ -351,7 +351,7 @@ def _flex(backend: str, since: str = "", **others: Any) -> TokenDispatcher:
             "megatron-dispatcher-reach",
             "megatron-dispatcher-ranks",
         ),
-        **others,
+        **fields,
     )
 
 
@@ -420,14 +420,14 @@ def _module(name: str, since: str, *, planned: bool = True) -> Setting:
     return _said("recompute_modules", TRANSFORMER, since, name, planned=planned)
 
 
-def _context(value: str, *rules: str, **others: Any) -> ContextExchange:
+def _context(value: str, *rules: str, **fields: Any) -> ContextExchange:
     return ContextExchange(
         flag=_FLAGS["cp_comm"],
         value=value,
         since="0.10.0",
         source=TRANSFORMER,
         rules=("megatron-context-unfused", *rules),
-        **others,
+        **fields,
     )
 
 
@@ -450,14 +450,14 @@ def _sharded(strategy: str) -> QueuedSharding:
     )
 
 
-def _optimizer(name: str, source: str, since: str, **others: Any) -> OptimizerSetting:
+def _optimizer(name: str, source: str, since: str, **fields: Any) -> OptimizerSetting:
     """Gate and up projection are linear_fc1."""
     return OptimizerSetting(
-        flag=_FLAGS["optimizer"], value=name, source=source, since=since, fused_gate=True, **others
+        flag=_FLAGS["optimizer"], value=name, source=source, since=since, fused_gate=True, **fields
     )
 
 
-def _emerging(name: str, since: str, **others: Any) -> OptimizerSetting:
+def _emerging(name: str, since: str, **fields: Any) -> OptimizerSetting:
     """One of the package that Megatron keeps apart: Adam has what is no matrix of a layer.
 
     Each rank owns whole matrices (megatron/core/optimizer/layer_wise_optimizer.py).
@@ -470,7 +470,7 @@ def _emerging(name: str, since: str, **others: Any) -> OptimizerSetting:
         whole=True,
         installs="emerging-optimizers, from github.com/NVIDIA-NeMo/Emerging-Optimizers",
         rules=("megatron-emerging-precision", "megatron-emerging-expert-bias"),
-        **others,
+        **fields,
     )
 
 

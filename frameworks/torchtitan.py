@@ -59,8 +59,8 @@ MODEL_PARTS = "module_fqns_per_model_part"
 """Key with the modules of each chunk of the pipeline."""
 
 
-def _said(word: str, value: str = "", **others: Any) -> Setting:
-    return Setting(flag=TORCHTITAN_ARGUMENTS[word].flag, value=value, **{"source": CONFIG} | others)
+def _said(word: str, value: str = "", **fields: Any) -> Setting:
+    return Setting(flag=TORCHTITAN_ARGUMENTS[word].flag, value=value, **{"source": CONFIG} | fields)
 
 
 def _schedule(name: str, *rules: str) -> Setting:

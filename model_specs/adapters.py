@@ -111,13 +111,13 @@ def stored_weights_note(stored: str, base_bits: int | None = None) -> str | None
             return priced if stored.endswith(SINGLE_SCALES) else None
         if base_bits is None:
             return f"{keeps}, and so does --train {keeping}; other training dequantises them"
-    holding = "training" if base_bits is None else "this plan"
+    holder = "training" if base_bits is None else "this plan"
     width = f"{base_bits} bits of bitsandbytes" if base_bits in (4, 8) else "16 bits"
     way = _DEQUANTISED.get(stored.split(maxsplit=1)[0])
     if way is None:
-        return f"{keeps}, {holding} at {width}: start from the model's checkpoint of 16 bits"
+        return f"{keeps}, {holder} at {width}: start from the model's checkpoint of 16 bits"
     return (
-        f"{keeps}, {holding} at {width}: {way}{' and save it first' if base_bits in (4, 8) else ''}"
+        f"{keeps}, {holder} at {width}: {way}{' and save it first' if base_bits in (4, 8) else ''}"
     )
 
 

@@ -350,16 +350,16 @@ def _library() -> tuple[Any, Any]:
 
 def _answer_plan(fields: Fields, say: Say) -> Answer:
     shown = answers.answer_plan(fields, say)
-    return {**shown, "answer": _told(answers.plan_of(shown["texts"]["plan.yaml"]))}
+    return {**shown, "answer": _summary(answers.plan_of(shown["texts"]["plan.yaml"]))}
 
 
-def _told(plan: Plan) -> dict[str, Any]:
+def _summary(plan: Plan) -> dict[str, Any]:
     """A plan for a program: its figures, choices, and the screen of `meshwright plan --full` as Markdown."""
     layout = plan.layout
     line = (
         None if layout is None else layout_line(layout, experts=plan.inputs.model.moe is not None)
     )
-    told = {
+    summary = {
         "status": plan.status,
         "proof": status_words(plan.status, plan.objective.gap),
         "layout": line,
@@ -367,7 +367,7 @@ def _told(plan: Plan) -> dict[str, Any]:
         "warnings": list(plan.warnings),
         "text": view_text(plan_view(plan)),
     }
-    document: dict[str, Any] = finite(told)
+    document: dict[str, Any] = finite(summary)
     return document
 
 
@@ -381,8 +381,8 @@ def _answer_fewest(fields: Fields, say: Say) -> Answer:
     if not best.has_plan:
         return {"answer": answer, "texts": {}}
     plan = answers.plan_of(best.files["plan.yaml"])
-    told = _told(plan)
-    answer |= {"gpus": plan.inputs.gpus, "layout": told["layout"], "figures": told["figures"]}
+    summary = _summary(plan)
+    answer |= {"gpus": plan.inputs.gpus} | {name: summary[name] for name in ("layout", "figures")}
     return {"answer": answer, "texts": {"plan.yaml": plan_text(plan)}}
 
 

@@ -81,6 +81,36 @@ def test_every_option_of_the_command_is_an_argument_of_the_function() -> None:
     assert options - (of_the_terminal - {"output", "force"}) == arguments - {"listener"}
 
 
+class ReachedError(Exception):
+    """What a reader of requests was handed."""
+
+
+@pytest.mark.parametrize(
+    ("function", "reader", "beside"),
+    [
+        (meshwright.plan, "planner.request.reader.read_request", api._BESIDE_REQUEST),
+        (meshwright.plan_mixed, "planner.mixed.document.read_mixed_request", api._BESIDE_PARTS),
+    ],
+)
+def test_every_argument_reaches_the_request(
+    function: Callable[..., Any],
+    reader: str,
+    beside: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reached(**arguments: Any) -> Any:
+        raise ReachedError(arguments)
+
+    monkeypatch.setattr(f"meshwright.{reader}", reached)
+    names = [name for name in inspect.signature(function).parameters if name not in beside]
+    values: dict[str, Any] = {name: f"value of {name}" for name in names} | {"time_limit_s": 5.0}
+    with pytest.raises(ReachedError) as handed:
+        function(values["model"], **{name: values[name] for name in names if name != "model"})
+    (arguments,) = handed.value.args
+    assert {name: str(arguments[name]) for name in names} == {n: str(v) for n, v in values.items()}
+    assert arguments.keys() - set(names) <= {"top_k"}
+
+
 @pytest.mark.parametrize(
     ("cluster", "model"),
     [

@@ -111,11 +111,11 @@ class Touched:
         comes = of_b[rows].astype(np.int16) - of_a[rows]
         before = [self._here[rows, home], self._here[rows, away]]
         after = [before[0] + comes, before[1] - comes]
-        alone, pairs = self._lonely(part, [(home, before[0]), (away, before[1])])
+        old_alone, old_pairs = self._lonely(part, [(home, before[0]), (away, before[1])])
         self._block[a], self._block[b] = away, home
-        alone_now, pairs_now = self._lonely(part, [(home, after[0]), (away, after[1])])
-        self._alone += alone_now - alone
-        self._pairs += pairs_now - pairs
+        new_alone, new_pairs = self._lonely(part, [(home, after[0]), (away, after[1])])
+        self._alone += new_alone - old_alone
+        self._pairs += new_pairs - old_pairs
         for block, old, new in ((home, before[0], after[0]), (away, before[1], after[1])):
             self._here[rows, block] = new
             for sign, fresh in ((1, (new == 0) & (old > 0)), (-1, (old == 0) & (new > 0))):

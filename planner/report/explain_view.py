@@ -381,6 +381,6 @@ def audits_view(document: Mapping[str, Any]) -> View:
             faults += [Heading(plan["plan"]), Bullets(broken)]
     if document["skipped"]:
         faults += [Heading("Not plans of this program"), Bullets(document["skipped"])]
-    holding = sum(plan["passed"] for plan in document["plans"])
-    verdict = f"{holding} of {counted(len(rows), 'plan')} {'holds' if holding == 1 else 'hold'}."
+    passed = sum(plan["passed"] for plan in document["plans"])
+    verdict = f"{passed} of {counted(len(rows), 'plan')} {'holds' if passed == 1 else 'hold'}."
     return [Facts(rows), line(verdict), *faults]

@@ -110,11 +110,9 @@ class Choice:
         """What a framework's record says of a value; None where it says nothing."""
         if not self.record:
             return None
-        values = getattr(framework, self.record)
-        if not isinstance(values, Mapping):
-            found_setting: Setting | None = values
-            return found_setting
-        setting: Setting | None = values.get(value) or values.get(self.entry)
+        setting: Setting | Mapping[object, Setting] | None = getattr(framework, self.record)
+        if isinstance(setting, Mapping):
+            return setting.get(value) or setting.get(self.entry)
         return setting
 
 

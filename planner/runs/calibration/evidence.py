@@ -462,16 +462,16 @@ def robust_optimum(errors: Floats, slopes: Floats, x: Floats, low: Floats, high:
     -------
     array of float, shape [n]
     """
-    x_now = x
+    optimum = x
     offset = errors - slopes @ x
     for _ in range(_MOST_REWEIGHTS):
-        weights = 1.0 / np.sqrt(1.0 + (offset + slopes @ x_now) ** 2)
+        weights = 1.0 / np.sqrt(1.0 + (offset + slopes @ optimum) ** 2)
         weighted = slopes.T * weights
         curvature = weighted @ slopes + np.eye(len(x))
-        before, x_now = x_now, box_optimum(curvature, -weighted @ offset, x_now, low, high)
-        if np.max(np.abs(x_now - before), initial=0.0) < _CLOSE:
+        before, optimum = optimum, box_optimum(curvature, -weighted @ offset, optimum, low, high)
+        if np.max(np.abs(optimum - before), initial=0.0) < _CLOSE:
             break
-    return x_now
+    return optimum
 
 
 def box_optimum(

@@ -136,11 +136,14 @@ def positive_numbers(
     document: dict[str, Any], defaults: dict[str, int], where: str
 ) -> dict[str, int]:
     """Whole numbers of a configuration, or their defaults."""
-    numbers = {name: whole_number(document, name, where) for name in defaults}
-    for name, count in numbers.items():
-        if count is not None and count < 1:
-            raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
-    return {name: defaults[name] if count is None else count for name, count in numbers.items()}
+    return {name: _positive(document, name, where) or default for name, default in defaults.items()}
+
+
+def _positive(document: dict[str, Any], name: str, where: str) -> int | None:
+    count = whole_number(document, name, where)
+    if count is not None and count < 1:
+        raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
+    return count
 
 
 def kind_of_step(kind: StepKindName, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,13 +360,9 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     """
     zero = section_of(document, "zero_optimization", where)
     tensor_parallel = section_of(document, "tensor_parallel", where)
-    micro_batch = whole_number(document, MICRO_BATCH, where)
+    micro_batch, steps = (_positive(document, name, where) for name in (MICRO_BATCH, STEPS))
     if micro_batch is None:
         raise InputError("is needed", where=f"{where}: {MICRO_BATCH}")
-    steps = whole_number(document, STEPS, where)
-    for name, count in ((MICRO_BATCH, micro_batch), (STEPS, steps)):
-        if count is not None and count < 1:
-            raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
     settings: dict[str, Any] = {
         "micro_batch": micro_batch,
         "zero_stage": whole_number(zero, "stage", where) or 0,
@@ -972,9 +971,7 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
     """
     where = str(path)
     refuse_fields(document, _AXOLOTL_REFUSED, where)
-    kind: StepKindName = TUNING
-    if document.get(_RL):
-        kind = _axolotl_kind(document, where)
+    kind = _axolotl_kind(document, where)
     numbers = positive_numbers(document, _AXOLOTL_DEFAULTS, where)
     micro_batch, steps = numbers[_AXOLOTL_MICRO_BATCH], numbers[STEPS]
     of_rank = whole_number(document, _RANK_BATCH, where)
@@ -1000,15 +997,7 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
     )
     settings |= offloaded
     unread += of_hooks
-    tp, cp = (whole_number(document, key, where) or 1 for key in (_TENSOR, _CONTEXT))
-    settings |= {"tp": tp, "cp": cp}
-    replicas = whole_number(document, _REPLICAS, where) or 1
-    if replicas > 1:
-        settings["shard_groups"] = replicas
-    shards = document.get(_SHARDS)
-    if isinstance(shards, int) and shards > 0:
-        # All ranks: what accelerate multiplies to the size of its mesh (parallelism_config.py, total_size).
-        settings["gpus"] = shards * replicas * tp * cp
+    settings |= _axolotl_mesh(document, where)
     remarks, model = run.remarks, known_model(document[_BASE], path)
     if document.get("sample_packing") is True:
         remarks = (*remarks, PACKED)
@@ -1033,6 +1022,20 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
     )
 
 
+def _axolotl_mesh(document: dict[str, Any], where: str) -> dict[str, int]:
+    """Sizes of groups of ranks, and how many ranks these make where all of them are given."""
+    sizes = (_TENSOR, _CONTEXT, _REPLICAS)
+    tp, cp, replicas = (whole_number(document, key, where) or 1 for key in sizes)
+    mesh = {"tp": tp, "cp": cp}
+    if replicas > 1:
+        mesh["shard_groups"] = replicas
+    shards = document.get(_SHARDS)
+    if isinstance(shards, int) and shards > 0:
+        # All ranks: what accelerate multiplies to the size of its mesh (parallelism_config.py, total_size).
+        mesh["gpus"] = shards * replicas * tp * cp
+    return mesh
+
+
 def _axolotl_images(document: dict[str, Any], *, has_adapters: bool) -> ImageFields:
     """What is trained of an image encoder: adapters of every linear module are in it too."""
     images = image_fields(document, {_FREEZES_MODULES: False}, (_IMAGE_SIZE,), has_adapters=False)
@@ -1041,6 +1044,9 @@ def _axolotl_images(document: dict[str, Any], *, has_adapters: bool) -> ImageFie
 
 
 def _axolotl_kind(document: dict[str, Any], where: str) -> StepKindName:
+    """The kind of step that `rl` names; supervised fine-tuning without."""
+    if not document.get(_RL):
+        return TUNING
     named = str(document[_RL])
     what = "has no price yet: it is another step than those that are known"
     check_choice(named, _RL_KINDS, f"{where}: {_RL}", what)

@@ -495,18 +495,18 @@ def _loss_and_ends(said: Said, settings: dict[str, Any], *, of_recipe: bool) -> 
     """
     loss = said.line.text("--cross-entropy-fusion-impl")
     fused, overlaps_ends = said["loss_fusion"], said["overlaps_ends"]
-    settings_found: dict[str, Any] = {}
+    kernels: dict[str, Any] = {}
     if fused or not of_recipe:
-        settings_found["stepwise_loss"] = not fused
+        kernels["stepwise_loss"] = not fused
     if not said["rope_fusion"]:
-        settings_found["stepwise_rotary"] = True
+        kernels["stepwise_rotary"] = True
     if not said["bias_swiglu_fusion"]:
-        settings_found["stepwise_activation"] = True
+        kernels["stepwise_activation"] = True
     if fused and loss is not None:
-        settings_found["fused_loss"] = loss == "te"
+        kernels["fused_loss"] = loss == "te"
     if settings.get("vpp", 1) > 1 and (overlaps_ends or not of_recipe):
-        settings_found["fill_exposed"] = not overlaps_ends
-    return settings_found
+        kernels["fill_exposed"] = not overlaps_ends
+    return kernels
 
 
 def _dealing(said: Said, settings: dict[str, Any]) -> tuple[str, ...]:

@@ -89,14 +89,7 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     leaves = NestedFields(with_references(nested_fields(document)), where)
     if not leaves.has_section("optimizer"):
         raise InputError("is not there: nothing is trained", where=f"{where}: optimizer")
-    loss = str(leaves.get(_LOSS, ""))
-    if not loss.startswith(("torchtune.modules.loss.", "torch.nn.")):
-        raise InputError(OTHER_STEP, where=f"{where}: {_LOSS}", value=loss)
-    for name in ("teacher_model", "policy_model"):
-        if leaves.has_section(name):
-            raise InputError(OTHER_STEP, where=f"{where}: {name}")
-    for name in ("encoder_trainable", "decoder_trainable", "fusion_trainable"):
-        leaves.refuse(PART_OF_A_MODEL, f"model.{name}")
+    loss = _tuned_loss(leaves, where)
     builder = str(leaves.get(_MODEL))
     built = _BUILDER.fullmatch(builder)
     model = _tuned_model(built, path)
@@ -126,10 +119,7 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     length = leaves.get("tokenizer.max_seq_len")
     if length is not None:
         settings["seq_len"] = leaves.count("tokenizer.max_seq_len")
-    optimizer = _TUNE_OPTIMIZERS.get(str(leaves.values.get(_OPTIMIZER)))
-    if optimizer is not None:
-        settings["optimizer"] = optimizer
-        leaves.get(_OPTIMIZER)
+    settings |= _optimizer(leaves, _OPTIMIZER, _TUNE_OPTIMIZERS)
     unread += [] if adapters is not None else [PURE_HALF]
     # Both torchtune's own losses take the logits in pieces.
     unread += [_LOSS] if loss.startswith("torchtune.") else []
@@ -140,6 +130,28 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
         unread=(*unread, *leaves.unread("torchtune")),
         remarks=(PACKED if leaves.on("dataset.packed") else PADDED,),
     )
+
+
+def _tuned_loss(leaves: NestedFields, where: str) -> str:
+    """The loss of a recipe. Raises InputError for steps that have no price, and for part of a model."""
+    loss = str(leaves.get(_LOSS, ""))
+    if not loss.startswith(("torchtune.modules.loss.", "torch.nn.")):
+        raise InputError(OTHER_STEP, where=f"{where}: {_LOSS}", value=loss)
+    for name in ("teacher_model", "policy_model"):
+        if leaves.has_section(name):
+            raise InputError(OTHER_STEP, where=f"{where}: {name}")
+    for name in ("encoder_trainable", "decoder_trainable", "fusion_trainable"):
+        leaves.refuse(PART_OF_A_MODEL, f"model.{name}")
+    return loss
+
+
+def _optimizer(leaves: NestedFields, field: str, optimizers: Mapping[str, str]) -> dict[str, str]:
+    """The optimizer that a field names, where it has a price; others stay unread."""
+    optimizer = optimizers.get(str(leaves.values.get(field)))
+    if optimizer is None:
+        return {}
+    leaves.get(field)
+    return {"optimizer": optimizer}
 
 
 def _tuned_model(built: re.Match[str] | None, path: Path) -> str | None:
@@ -317,10 +329,7 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path) -> LaunchRun:
     batch = leaves.get("global_batch_size")
     if batch is not None:
         settings["global_batch"] = leaves.count("global_batch_size")
-    optimizer = _V1_OPTIMIZERS.get(str(leaves.values.get("optim_config.name")))
-    if optimizer is not None:
-        settings["optimizer"] = optimizer
-        leaves.get("optim_config.name")
+    settings |= _optimizer(leaves, "optim_config.name", _V1_OPTIMIZERS)
     batching = leaves.get("batching_strategy", "normal")
     return LaunchRun(
         settings=run.settings | settings,

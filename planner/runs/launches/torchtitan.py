@@ -61,11 +61,9 @@ def registry_settings(folder: Path, module: str, settings: Mapping[str, Any]) ->
     if not re.fullmatch(r"[A-Za-z_]\w{0,99}", module) or not path.is_file():
         return {}
     text = read_text(path, MAX_FILE_BYTES)
-    said_settings: dict[str, Any] = {}
-    for converter, precision in _PRECISIONS.items():
-        if f"{converter}.Config(" in text:
-            said_settings["precision"] = precision
-    return said_settings | stages_of_parts(_stage_names(text), settings)
+    precisions = [name for key, name in _PRECISIONS.items() if f"{key}.Config(" in text]
+    converted = {"precision": precisions[-1]} if precisions else {}
+    return converted | stages_of_parts(_stage_names(text), settings)
 
 
 def stages_of_parts(parts: object, settings: Mapping[str, Any]) -> dict[str, Any]:

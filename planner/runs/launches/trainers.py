@@ -350,11 +350,7 @@ def _from_fields(
     }
     offloaded, of_hooks = offloaded_tensors(fields, SAVED_TENSORS.flag, settings["recompute"])
     settings |= offloaded
-    names = [name for name in dialect.length if fields.get(name) is not None]
-    lengths = positive_numbers(fields, dict.fromkeys(names, 1), where)
-    length = lengths[names[0]] if names else dialect.default_length
-    if length is not None:
-        settings["seq_len"] = length
+    settings |= _longest(fields, dialect, where)
     if of_trl:
         settings |= _loss_of_trl(fields, kind, where)
     if gpus is not None and "dp" not in run.settings:
@@ -365,28 +361,21 @@ def _from_fields(
     if context > 1:
         # Ulysses, in groups of so many ranks (swift/sequence_parallel).
         settings |= {"cp": context, "cp_comm": "a2a"}
-    read = _READ | {
-        *((*_SWIFT_IMAGES, _SWIFT_VARIABLES) if dialect.is_swift else ()),
-        *(dialect.model, *dialect.length, *dialect.attention),
-        *(dialect.rank, dialect.targets, dialect.parameters),
-        *([_LOSS] if of_trl and kind == TUNING else []),
-    }
     if of_trl and fields.get(_SMOOTHING):
         # All logits, and another pass forward for the log (trl/trainer/sft_trainer.py, compute_loss).
         unread.append(_SMOOTHING)
-    unread += [*of_hooks, *unread_keys(fields, dialect.kind, read)]
+    unread += [*of_hooks, *_unread(fields, dialect, has_loss=of_trl and kind == TUNING)]
     trained = [name for name in unread if trains_a_part(name, str(fields.get(name, "")))]
     if trained and adapters is None:
         what = "training of other adapters, or of part of a model, has no price yet"
         raise InputError(what, where=f"{where}: {trained[0]}", value=fields[trained[0]])
-    packs = fields.get(_PACKING) is True or "block_size" in names
     return replace(
         run,
         settings=run.settings | settings,
         model=model,
         local_batch=micro_batch * steps,
         unread=(*run.unread, *unread),
-        remarks=(*run.remarks, _laid_out(fields, packs=packs), *remarks),
+        remarks=(*run.remarks, _laid_out(fields, dialect), *remarks),
         images=_images(fields, dialect, adapters),
     )
 
@@ -445,9 +434,32 @@ def _kind(fields: dict[str, Any], where: str, kind: StepKindName | None = None) 
     return TUNING if kind is None else kind
 
 
-def _laid_out(fields: Mapping[str, Any], *, packs: bool) -> str:
+def _stated_lengths(fields: Mapping[str, Any], dialect: _Dialect) -> list[str]:
+    return [name for name in dialect.length if fields.get(name) is not None]
+
+
+def _longest(fields: dict[str, Any], dialect: _Dialect, where: str) -> dict[str, int]:
+    """The longest sequence as a run file has it; empty where nothing says it."""
+    names = _stated_lengths(fields, dialect)
+    lengths = positive_numbers(fields, dict.fromkeys(names, 1), where)
+    length = lengths[names[0]] if names else dialect.default_length
+    return {} if length is None else {"seq_len": length}
+
+
+def _unread(fields: dict[str, Any], dialect: _Dialect, *, has_loss: bool) -> list[str]:
+    """Fields that may change the price and that nothing here reads; with a loss that of TRL is read."""
+    read = {
+        *((*_SWIFT_IMAGES, _SWIFT_VARIABLES) if dialect.is_swift else ()),
+        *(dialect.model, *dialect.length, *dialect.attention),
+        *(dialect.rank, dialect.targets, dialect.parameters),
+        *([_LOSS] if has_loss else []),
+    }
+    return unread_keys(fields, dialect.kind, _READ | read)
+
+
+def _laid_out(fields: Mapping[str, Any], dialect: _Dialect) -> str:
     """What is said of how samples lie in a micro-batch."""
-    if packs:
+    if fields.get(_PACKING) is True or "block_size" in _stated_lengths(fields, dialect):
         return PACKED
     return END_TO_END if fields.get(_PADDING_FREE) is True else PADDED
 
@@ -558,7 +570,7 @@ def _preset(name: str) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
-def _accelerated(document: dict[str, Any], path: Path, known: dict[str, Any]) -> LaunchRun:
+def _accelerated(document: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -> LaunchRun:
     """What accelerate's file says: DeepSpeed, FSDP with further axes, or plain data parallelism."""
     where = str(path)
     if "fsdp_config" in document or "parallelism_config" in document:
@@ -566,7 +578,7 @@ def _accelerated(document: dict[str, Any], path: Path, known: dict[str, Any]) ->
     run = PLAIN
     plugin = document.get(_BY_DEEPSPEED)
     if isinstance(plugin, dict):
-        run = _by_plugin(plugin, path, known)
+        run = _by_plugin(plugin, path, of_trainer)
     settings = dict(run.settings)
     gpus = whole_number(document, "num_processes", where)
     if gpus is not None:
@@ -579,18 +591,18 @@ def _accelerated(document: dict[str, Any], path: Path, known: dict[str, Any]) ->
     return replace(run, settings=settings, unread=(*run.unread, *unread))
 
 
-def _by_plugin(plugin: dict[str, Any], path: Path, known: dict[str, Any]) -> LaunchRun:
+def _by_plugin(plugin: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -> LaunchRun:
     """DeepSpeed by the section of accelerate's file (accelerate/utils/dataclasses.py, DeepSpeedPlugin)."""
     where = f"{path}: {_BY_DEEPSPEED}"
     if plugin.get("deepspeed_config_file"):
         file = file_beside(plugin["deepspeed_config_file"], path, "deepspeed_config_file")
-        return trainers_deepspeed(file, known, str(file))
+        return trainers_deepspeed(file, of_trainer, str(file))
     zero: dict[str, Any] = {"stage": whole_number(plugin, "zero_stage", where) or 0}
     for name in _DEVICES:
         device = plugin.get(f"{name}_device")
         if device not in (None, "none"):
             zero[name] = {"device": device}
-    run = trainers_deepspeed({"zero_optimization": zero}, known, where)
+    run = trainers_deepspeed({"zero_optimization": zero}, of_trainer, where)
     read = ("zero_stage", *(f"{name}_device" for name in _DEVICES), STEPS)
     unread = unread_keys(plugin, "accelerate", read, _BY_DEEPSPEED)
     return replace(run, unread=(*run.unread, *unread))
@@ -792,8 +804,7 @@ def _by_megatron(
         for name in (flag.removeprefix("--").replace("-", "_") for flag in run.unread)
         if name not in read and not is_harmless(_MEGATRON_SWIFT.kind, name, str(fields.get(name)))
     ]
-    packs = fields.get(_PACKING) is True
-    laid_out = _laid_out({_PADDING_FREE: True} | fields, packs=packs)
+    laid_out = _laid_out({_PADDING_FREE: True} | fields, _MEGATRON_SWIFT)
     return replace(
         run,
         settings=settings,
