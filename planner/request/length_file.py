@@ -131,8 +131,8 @@ def read_lengths(path: Path) -> Histogram:
     ----------
     path
         By its ending: `.jsonl` and `.txt`, a sample a line, as a number of tokens, `{"length": n}`, or with
-        its tokens under `input_ids` or `tokens`; `.npy`, an array of whole numbers; `.csv` with columns length
-        and count; `.json`, a list of lengths, or a mapping from length to count.
+        its tokens under `input_ids` or `tokens`; `.npy`, an array of whole numbers; `.csv` with columns
+        length and count; `.json`, a list of lengths, or a mapping from length to count.
 
     Returns
     -------

@@ -93,7 +93,6 @@ def test_a_number_with_a_unit_is_told_in_digits(option: str, value: str, words: 
         ("--framework jax", "'jax' is not known; allowed: deepspeed, fsdp2, megatron, torchtitan"),
         ("--kind grpo", "'grpo' is no kind of step"),
         ("--nodes 2", "and launch.sh takes those of the job; 2 whole nodes are --gpus 16"),
-        ("--nodes n[1-2]", "and launch.sh takes those of the job"),
     ],
 )
 def test_words_of_other_programs_are_told_what_to_write(words: str, message: str) -> None:
