@@ -170,3 +170,21 @@ def test_a_refused_value_is_told_by_the_option_that_was_typed(words: str, messag
     result = CliRunner().invoke(cli.main, [*asked.split(), *words.split()])
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("plan m --nnodes 2", "Write --gpus N, with the GPUs of all nodes."),
+        ("plan m --packing", "requires an argument. Choose from first-fit, "),
+        ("plan m --optimizer adamw", "'adamw' is adam: weight decay changes no price; allowed: adam"),
+        ("plan m --cluster c", "'--global-batch'. Sequences of one optimizer step, on all GPUs"),
+        ("explain run --pin tp=4", "A plan keeps what it was made for: ask `plan` again with this"),
+        ("estimate a.sh --from-launch --cluster c", "Beside a launch file, --with says what it leaves open."),
+        ("topology import a --from slurm", "'--node'. The kind of all nodes: `catalog clusters` lists"),
+    ],
+)  # fmt: skip
+def test_a_usage_error_says_what_to_type(typed: str, message: str) -> None:
+    result = CliRunner().invoke(cli.main, typed.split())
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
