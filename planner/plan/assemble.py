@@ -219,6 +219,12 @@ def training_warnings(request: PlanRequest) -> Iterator[str]:
     request
         On one cluster, or on one part of a mixed one.
     """
+    counts = [text for text in request.model.left_out if text.rpartition(" ")[2].isdecimal()]
+    if counts:
+        yield (
+            f"the model's file says {', '.join(counts)}, which its family does not have and no price reads: "
+            "a part of the model that they stand for is left out"
+        )
     batch, tokens = request.global_batch, request.global_batch * request.seq_len
     if tokens >= FEWEST_DOUBTED_TOKENS and batch >= request.seq_len:
         yield (
