@@ -181,6 +181,7 @@ def test_a_refused_value_is_told_by_the_option_that_was_typed(words: str, messag
         ("plan m --cluster c", "'--global-batch'. Sequences of one optimizer step, on all GPUs"),
         ("explain run --pin tp=4", "A plan keeps what it was made for: ask `plan` again with this"),
         ("estimate a.sh --from-launch --cluster c", "Beside a launch file, --with says what it leaves open."),
+        ("estimate run.yaml --with tp=4", "--with: goes with --from-launch: a run file says all itself"),
         ("topology import a --from slurm", "'--node'. The kind of all nodes: `catalog clusters` lists"),
     ],
 )  # fmt: skip
