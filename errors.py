@@ -238,10 +238,11 @@ def near_miss(word: object, choices: Iterable[str]) -> str | None:
     bounded = islice((choice for choice in choices if len(choice) <= LONGEST_VALUE), MOST_COMPARED)
     by_plain = {_plain(choice): choice for choice in bounded}
     plain = _plain(word[:LONGEST_VALUE])
-    # A name that holds the word, such as "gb300-nvl72" of "gb300", before one that only looks like it; as a
-    # word of its own before a part of one.
+    # A name that holds the word, such as "gb300-nvl72" of "gb300", before one that only looks like it; a
+    # number of a GPU as a word of its own before a part of another.
     holding = [name for name in by_plain if plain in name] if len(plain) > 2 else []
-    holding = [name for name in holding if f"_{plain}_" in f"_{name}_"] or holding
+    if not plain.isalpha():
+        holding = [name for name in holding if f"_{plain}_" in f"_{name}_"] or holding
     likeness = 0.6 if len(plain) > 2 else 0.75
     close = difflib.get_close_matches(
         plain, holding or by_plain, n=1, cutoff=0.0 if holding else likeness

@@ -138,7 +138,8 @@ def only_nodes(cluster: ClusterSpec, names: Collection[str]) -> ClusterSpec:
         if len(names) == 1 and number.isdecimal() and len(number) < 7:
             instead = f"; {number} whole nodes are --gpus {int(number) * cluster.gpus_per_node}"
         raise InputError(
-            f"cluster {cluster.name!r} lists no nodes to choose from: give a cluster file with `nodes`; "
+            f"cluster {cluster.name!r} lists no nodes to choose from: give a cluster file with `base: "
+            f"{cluster.name}` and `nodes`; "
             "without --nodes the plan is for any of its nodes, and launch.sh takes those of the job"
             f"{instead}",
             where="nodes",
@@ -160,6 +161,21 @@ def only_nodes(cluster: ClusterSpec, names: Collection[str]) -> ClusterSpec:
             f"no GPU of these nodes of cluster {cluster.name!r} is free", where="nodes"
         )
     return cluster.model_copy(update={"nodes": nodes, "gpus": free})
+
+
+def lies_alike(cluster: ClusterSpec) -> bool:
+    """Whether a cluster is a kind of node in any number on one switch: no matter which of them a job gets."""
+    one_node = cluster.nvlink_domain <= cluster.gpus_per_node
+    return cluster.elastic and not cluster.nodes and not cluster.levels and one_node
+
+
+def of_nodes(cluster: ClusterSpec, free: Mapping[str, int]) -> ClusterSpec:
+    """The nodes of these names and free GPUs, all of the kind of a cluster that `lies_alike`."""
+    nodes = tuple(NodeSpec(name=name, free_gpus=gpus) for name, gpus in free.items())
+    if not any(free.values()):
+        raise InputError("no GPU of these nodes is free", where="nodes")
+    listed = {"nodes": nodes, "gpus": sum(free.values()), "elastic": False}
+    return cluster.model_copy(update=listed)
 
 
 def _nodes(cluster: ClusterSpec, gpus: int) -> Iterator[tuple[str, int]]:

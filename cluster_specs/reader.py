@@ -30,6 +30,7 @@ from meshwright.errors import (
     given_path,
     listed,
     near_miss,
+    refuse_unknown,
     shown,
     suggestion,
 )
@@ -235,6 +236,13 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     return validated(ClusterSpec, fields, where, ("base",))
 
 
+def _refuse_unknown_fields(fields: Mapping[str, object], where: str) -> None:
+    """Raises InputError for the first field that no cluster has: what is missing may be meant by it."""
+    known = {field.alias or name for name, field in ClusterSpec.model_fields.items()}
+    what = "unknown field; twelve nodes of a kind are base: dgx-h100 and gpus: 96"
+    refuse_unknown(fields, sorted(known | {"base"}), where=where, what=what)
+
+
 def _refuse_mixed_devices(fields: dict[str, object], where: str) -> None:
     """Raises InputError where nodes name devices of their own: every rank of a plan works as fast as any."""
     nodes = fields.get("nodes")
@@ -298,7 +306,9 @@ def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str |
     """The device, and its catalog name if it has one."""
     device = fields.get("device")
     if device is None:
-        raise InputError(f"{where}: device: required and missing; give a catalog name or a mapping")
+        _refuse_unknown_fields(fields, where)
+        what = "required and missing; give a catalog name or a mapping, or a kind of node as base: dgx-h100"
+        raise InputError(f"{where}: device: {what}")
     if isinstance(device, DeviceSpec):
         return device, None
     if isinstance(device, str):
@@ -336,6 +346,7 @@ def _count_free_gpus(fields: dict[str, object], where: str) -> None:
     """Sets `gpus` to the free GPUs of the nodes listed."""
     nodes, per_node = fields.get("nodes"), fields.get("gpus_per_node")
     if not isinstance(nodes, list) or not nodes or not isinstance(per_node, int):
+        _refuse_unknown_fields(fields, where)
         raise InputError(f"{where}: gpus: this field is required and missing (or list the nodes)")
     free = [node.get("free_gpus") if isinstance(node, Mapping) else None for node in nodes]
     fields["gpus"] = sum(count if isinstance(count, int) else per_node for count in free)

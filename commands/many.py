@@ -155,6 +155,8 @@ def fleet_command(
     others share the cluster without it, and the exit code is 1.
     """
     with ProgressLine("starting"):
+        from meshwright.cluster_specs.importers.facts import expand
+        from meshwright.cluster_specs.reader import MOST_NODES
         from meshwright.documents import refuse_taken, write_files
         from meshwright.planner.many.fleet import (
             FLEET_FILES,
@@ -170,7 +172,7 @@ def fleet_command(
         refuse_taken(output, FLEET_FILES, force)
     cache = chosen_folder(options.pop("cache"), options.pop("no_cache"))
     busy = [
-        name.strip() for text in options.pop("busy") for name in text.split(",") if name.strip()
+        name for text in options.pop("busy") if text.strip() for name in expand(text, MOST_NODES)
     ]
     with ProgressLine("reading jobs") as progress:
         chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)

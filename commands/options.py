@@ -58,11 +58,15 @@ _SAID_OF_OTHERS = {
             "is a recipe of fp8 that is priced in runs alone (`fp8_recipe` of a run file): fp8 scales tensor "
             "by tensor, and mxfp8 block by block on Blackwell",
         ),
-        **dict.fromkeys(("fp4", "int4", "int8", "4bit", "8bit"), _FROZEN_BITS),
+        **dict.fromkeys(("fp4", "mxfp4", "int4", "int8", "4bit", "8bit"), _FROZEN_BITS),
         **dict.fromkeys(("fp32", "float32", "tf32"), "is not priced"),
         **dict.fromkeys(("bfloat16", "mixed", "bf16-mixed"), "is bf16"),
         **dict.fromkeys(("float16", "half", "16-mixed"), "is fp16"),
     },
+    "optimizer": dict.fromkeys(
+        ("adamw", "adamw_torch", "adamw_torch_fused", "fused_adam", "fusedadam"),
+        "is adam: weight decay changes no price",
+    ),
     "train": dict.fromkeys(("sft", "dpo", "kto", "orpo", "pretrain"), "is a kind of step: --kind"),
     "framework": {
         **dict.fromkeys(
@@ -464,7 +468,10 @@ def fleet_options(command: Command) -> Command:
             default="throughput",
         ),
         click.option(
-            "--busy", multiple=True, metavar="NODE,...", help="Nodes that are in use already."
+            "--busy",
+            multiple=True,
+            metavar="NODE,...",
+            help="Nodes that are in use already (host list).",
         ),
         _workers(),
         _time_limit("Seconds in all; sizes not planned by then are left out."),

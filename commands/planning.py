@@ -207,6 +207,9 @@ def estimate_command(
     """
     if output is not None and not from_launch and measured is None:
         raise InputError("needs --from-launch or --measured: RUN is a run file", where="--output")
+    if settings and not from_launch:
+        what = "goes with --from-launch: a run file says all itself, so write it there"
+        raise InputError(what, where="--with", value=", ".join(settings))
     with ProgressLine("starting"):
         from meshwright import api
         from meshwright.planner.report.run_view import run_view

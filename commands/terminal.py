@@ -185,6 +185,8 @@ class Commands(click.Group):
             raise
         except click.ClickException as error:
             shown = _plainly(error)
+            if type(error) is click.BadOptionUsage:
+                shown = _with_choices(error, self.commands.get(ctx.invoked_subcommand or ""))
             _json_error(ctx, shown.format_message(), shown.exit_code)
             raise shown from None
         except Exception as error:
@@ -226,6 +228,7 @@ _OPTIONS_OF_OTHERS = {
     "--global-batch": "batch batch-size gbs global-batch-size train-batch-size",
     "--seq-len": "context-length cutoff-len max-length max-seq-len max-seq-length seq-length",
     "--gpus": "n-gpus ngpus num-gpus nproc-per-node world-size",
+    "--gpus N, with the GPUs of all nodes": "nnodes n-nodes num-machines num-nodes",
     "--lora-rank": "lora-r",
     "--train lora": "lora peft use-lora use-peft",
     "--train qlora": "load-in-4bit qlora",
@@ -283,8 +286,43 @@ def _of_another_name(error: click.NoSuchOption) -> str | None:
         param.metavar == "RUN.yaml" for param in params if isinstance(param, click.Argument)
     )
     if reads_runs and (written is not None or not error.possibilities):
-        return "Its run file says that: `schema run` explains the fields; of `plan` it may be an option."
+        launch = (
+            " Beside a launch file, --with says what it leaves open." if "--with" in options else ""
+        )
+        return (
+            "Its run file says that: `schema run` explains the fields; of `plan` it may be an option."
+            + launch
+        )
+    reads_plans = any(str(param.metavar).startswith("PLAN") for param in params)
+    if reads_plans and not error.possibilities and _is_asked_of_plans(error):
+        return "A plan keeps what it was made for: ask `plan` again with this option."
     return None
+
+
+def _is_asked_of_plans(error: click.NoSuchOption) -> bool:
+    """Whether `plan` has the option."""
+    group = None if error.ctx is None else error.ctx.find_root().command
+    plan = group.commands.get("plan") if isinstance(group, click.Group) else None
+    return plan is not None and any(error.option_name in param.opts for param in plan.params)
+
+
+_WORDS_OF_MISSING = {
+    "cluster": "`catalog clusters` lists names; a cluster YAML is taken too.",
+    "node": "The kind of all nodes: `catalog clusters` lists names.",
+    "global_batch": "Sequences of one optimizer step, on all GPUs together.",
+}
+"""By parameter, what helps to say it."""
+
+
+def _with_choices(error: click.BadOptionUsage, command: click.Command | None) -> click.UsageError:
+    """The error, with the names that an option without its value takes."""
+    params = [] if command is None else command.params
+    kinds = [param.type for param in params if error.option_name in param.opts]
+    if not kinds or not isinstance(kinds[0], click.Choice):
+        return error
+    return click.UsageError(
+        f"{error.message} Choose from {', '.join(kinds[0].choices)}.", error.ctx
+    )
 
 
 def _plainly(error: click.ClickException) -> click.ClickException:
@@ -298,8 +336,8 @@ def _plainly(error: click.ClickException) -> click.ClickException:
         return click.UsageError(f"No such option {error.option_name!r}. {written}", ctx=error.ctx)
     if not isinstance(error, click.BadParameter):
         return error
-    if isinstance(error, click.MissingParameter) and getattr(error.param, "name", "") == "cluster":
-        words = "`catalog clusters` lists names; a cluster YAML is taken too."
+    if isinstance(error, click.MissingParameter):
+        words = _WORDS_OF_MISSING.get(str(getattr(error.param, "name", "")), error.message)
         return click.MissingParameter(words, ctx=error.ctx, param=error.param)
     words = in_digits(error.message, in_gib="gib" in str(getattr(error.param, "name", "")))
     if words == error.message:

@@ -170,7 +170,10 @@ def next_step(plan: Plan, directory: Path | None) -> str:
         return f"Next: {why}."
     if _own_target(plan) == "bridge":
         return f"Next: {_BRIDGE_NEXT.format(file=directory / 'bridge_overrides.json')}."
-    script = shlex.join(["bash", str(directory / "launch.sh"), "slurm"])
+    # Without neighbours the script starts on the node that it is called on, under Slurm or not.
+    ranks = None if plan.mapping is None else plan.mapping.ranks
+    mode = "node" if ranks and len({node for node, _ in ranks}) == 1 else "slurm"
+    script = shlex.join(["bash", str(directory / "launch.sh"), mode])
     return f"Next: {script}\n      (the first lines of that script say what to set)"
 
 

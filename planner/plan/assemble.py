@@ -23,6 +23,7 @@ from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_ban
 from meshwright.costmodel.records import (
     POINT_ESTIMATE,
     best_measured_mfu,
+    device_class,
     fit_probability,
     with_stragglers,
 )
@@ -195,7 +196,13 @@ def warnings(
     experts = request.model.moe is not None
     if not experts and "moe_dispatch" in request.pins:
         yield "the pin moe_dispatch changes nothing: the model has no experts"
-    best_known = best_measured_mfu(request.cluster.device.name, request.precision, experts=experts)
+    device = request.cluster.device.name
+    if device_class(device) is None and request.calibration is None:
+        yield (
+            f"the constants were fitted on no step of a {device}: its price rests on rates of kernels, its "
+            "band on other devices; a few runs of your own say more (`calibrate`)"
+        )
+    best_known = best_measured_mfu(device, request.precision, experts=experts)
     reached = predicted.tflops_per_gpu * 1e12 / peak_flops(request.cluster.device, "bf16")
     if best_known is not None and reached > best_known.mfu:
         kind = "a model with experts" if experts else "a dense model"
@@ -219,6 +226,12 @@ def training_warnings(request: PlanRequest) -> Iterator[str]:
     request
         On one cluster, or on one part of a mixed one.
     """
+    counts = [text for text in request.model.left_out if text.rpartition(" ")[2].isdecimal()]
+    if counts:
+        yield (
+            f"the model's file says {', '.join(counts)}, which its family does not have and no price reads: "
+            "a part of the model that they stand for is left out"
+        )
     batch, tokens = request.global_batch, request.global_batch * request.seq_len
     if tokens >= FEWEST_DOUBTED_TOKENS and batch >= request.seq_len:
         yield (

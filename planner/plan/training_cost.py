@@ -12,6 +12,8 @@ from meshwright.planner.plan.document import CostDoc, Plan, TrainingCost
 
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3600.0
+FEWEST_TOKENS = 10_000
+"""Of a training: fewer are a slip of the unit."""
 _MOST = {"tokens": 1e18, "days": 1e6, "gpu_hour_price": 1e6}
 COST_FIELDS = ("tokens", "days", "gpu_hour_price")
 """What is asked, by the names of options, jobs and arguments."""
@@ -35,6 +37,10 @@ class Budget:
             if value is not None and not least <= value <= most:
                 what = f"must be {'at least' if least == 0 else 'more than'} 0 and at most {most:g}"
                 raise InputError(what, where=f"--{name.replace('_', '-')}", value=value)
+        if self.tokens is not None and self.tokens < FEWEST_TOKENS:
+            typed = f"{self.tokens:g}"
+            what = f"counts single tokens: {typed} T are {typed}e12, {typed} B are {typed}e9"
+            raise InputError(what, where="--tokens", value=self.tokens)
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> Budget:

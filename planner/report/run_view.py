@@ -431,8 +431,17 @@ def _errors(report: CalibrationReport) -> list[tuple[str, str]]:
     return facts
 
 
+UNEXPLAINED_PCT = 15.0
+"""Mean error of runs that cannot be said to agree: three times that of the published ones."""
+
+
 def _moved(report: CalibrationReport) -> View:
     moved = [constant for constant in report.learned if abs(constant.effect_pct) >= MOVED_PCT]
+    error = report.mean_error_pct("step time", "before")
+    if not moved and error is not None and error > UNEXPLAINED_PCT:
+        return [
+            line("No constant explains what was measured: look at the rows that are furthest off.")
+        ]
     if not moved:
         return [line("The runs agree with the shipped constants.")]
     return [Heading("What moved"), *[line(f"- {constant.sentence}") for constant in moved]]

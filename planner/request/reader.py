@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.cluster_specs.allocation import allocated_gpus, only_nodes
+from meshwright.cluster_specs.allocation import allocated_gpus, lies_alike, of_nodes, only_nodes
 from meshwright.cluster_specs.importers.facts import expand
 from meshwright.cluster_specs.reader import MOST_NODES, cluster_names, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -303,6 +303,8 @@ def _sequences(
 def limited_to_nodes(cluster: ClusterSpec, nodes: str | Collection[str] | None) -> ClusterSpec:
     """The cluster with only some of its listed nodes free.
 
+    A kind of node in any number, all of whose nodes lie alike, becomes the nodes that are named.
+
     Parameters
     ----------
     cluster
@@ -315,6 +317,16 @@ def limited_to_nodes(cluster: ClusterSpec, nodes: str | Collection[str] | None) 
     InputError
         If the text is no host list, or names a node that the cluster does not list.
     """
+    if nodes is not None and lies_alike(cluster):
+        free = dict.fromkeys(nodes, cluster.gpus_per_node)
+        if isinstance(nodes, str):
+            free = {
+                name: gpus
+                for host in _hosts(nodes)
+                for name, gpus in _slots_of(host, cluster.gpus_per_node)
+            }
+        if not any(name.isdecimal() for name in free):
+            return of_nodes(cluster, free)
     names = nodes
     if nodes is None or isinstance(nodes, str):
         names = named_nodes(nodes, free_by_name(cluster))
@@ -359,12 +371,26 @@ def named_nodes(nodes: str | None, listed_gpus: Mapping[str, int]) -> list[str] 
                 value=job,
             )
         return names
-    text = nodes
-    if is_file(nodes):
-        lines = read_text(Path(nodes), LARGE_FILE_BYTES).splitlines()
-        hosts = [line.split("#")[0].strip() for line in lines]
-        text = ",".join(_without_slots(host, listed_gpus) for host in hosts if host)
-    return _expanded(text, "nodes")
+    return _expanded(",".join(_without_slots(host, listed_gpus) for host in _hosts(nodes)), "nodes")
+
+
+def _hosts(nodes: str) -> list[str]:
+    """The lines of a host file, or the host list itself."""
+    if not is_file(nodes):
+        return [nodes]
+    lines = read_text(Path(nodes), LARGE_FILE_BYTES).splitlines()
+    hosts = [line.split("#")[0].strip() for line in lines]
+    return [host for host in hosts if host]
+
+
+def _slots_of(host: str, most: int) -> list[tuple[str, int]]:
+    """The names of a line of a host file, each with its slots, or all GPUs of a node where none are said."""
+    said = _SLOTS.fullmatch(host)
+    names = _expanded(host if said is None else said[1], "nodes")
+    slots = most if said is None else int(said[2])
+    if slots > most:
+        raise InputError(f"a node has {most} GPUs, not {slots}", where="nodes", value=host)
+    return [(name, slots) for name in names]
 
 
 _SLOTS = re.compile(r"(\S+)\s+slots=(\d{1,6})(?:\s+max[-_]slots=\d+)?")

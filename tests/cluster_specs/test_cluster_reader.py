@@ -349,3 +349,19 @@ def test_no_data_brings_anything_but_a_cluster_error(change: dict[str, Any]) -> 
 
 def test_a_name_in_capitals_is_the_catalogs() -> None:
     assert read_cluster("GB200-NVL72") == read_cluster("gb200-nvl72")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"node": "dgx-h100"},
+            r"base: dgx-h100 and gpus: 96, got 'node' \(did you mean 'nodes'\?\)",
+        ),
+        ({"device": "h100-sxm-80gb", "num_nodes": 12}, "unknown field; .* got 'num_nodes'"),
+        ({"gpus": 8}, "device: required and missing; .* a kind of node as base: dgx-h100"),
+    ],
+)
+def test_an_unknown_field_may_be_what_is_missing(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        cluster_from_mapping(fields)

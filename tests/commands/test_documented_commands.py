@@ -122,6 +122,7 @@ def write_files_of_a_reader(path: Path) -> None:
         "SwitchName=spine Switches=leaf[0-1]\n",
         encoding="utf-8",
     )
+    (path / "hostfile").write_text("h[1-8] slots=8\nh9 slots=4\n", encoding="utf-8")
     (path / "jobs.yaml").write_text(JOBS, encoding="utf-8")
     np.savez(path / "loads.npz", load=np.random.default_rng(0).lognormal(0, 1, (4, 16)))
     np.savez(path / "routing.npz", load=np.ones((16, 64)))

@@ -93,7 +93,6 @@ def test_a_number_with_a_unit_is_told_in_digits(option: str, value: str, words: 
         ("--framework jax", "'jax' is not known; allowed: deepspeed, fsdp2, megatron, torchtitan"),
         ("--kind grpo", "'grpo' is no kind of step"),
         ("--nodes 2", "and launch.sh takes those of the job; 2 whole nodes are --gpus 16"),
-        ("--nodes n[1-2]", "and launch.sh takes those of the job"),
     ],
 )
 def test_words_of_other_programs_are_told_what_to_write(words: str, message: str) -> None:
@@ -171,3 +170,22 @@ def test_a_refused_value_is_told_by_the_option_that_was_typed(words: str, messag
     result = CliRunner().invoke(cli.main, [*asked.split(), *words.split()])
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("plan m --nnodes 2", "Write --gpus N, with the GPUs of all nodes."),
+        ("plan m --packing", "requires an argument. Choose from first-fit, "),
+        ("plan m --optimizer adamw", "'adamw' is adam: weight decay changes no price; allowed: adam"),
+        ("plan m --cluster c", "'--global-batch'. Sequences of one optimizer step, on all GPUs"),
+        ("explain run --pin tp=4", "A plan keeps what it was made for: ask `plan` again with this"),
+        ("estimate a.sh --from-launch --cluster c", "Beside a launch file, --with says what it leaves open."),
+        ("estimate run.yaml --with tp=4", "--with: goes with --from-launch: a run file says all itself"),
+        ("topology import a --from slurm", "'--node'. The kind of all nodes: `catalog clusters` lists"),
+    ],
+)  # fmt: skip
+def test_a_usage_error_says_what_to_type(typed: str, message: str) -> None:
+    result = CliRunner().invoke(cli.main, typed.split())
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())

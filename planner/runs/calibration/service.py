@@ -60,6 +60,10 @@ class Learned:
     sentence: str
 
 
+LARGEST_RATIO = 30.0
+"""Of predicted and measured, either way; what is further apart is in another unit."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowErrors:
     """Predicted over measured of one row, minus 1, in percent."""
@@ -521,6 +525,7 @@ def calibrate_runs(
     draft = draft_stack(name or words, framework, device)
     evidence, fitted = _fit_with_their_noise(measured, draft, benchmarks)
     rows = _row_errors(evidence, fitted)
+    notes += filter(None, map(_slip_of_unit, rows))
     calibration = _finished(evidence, fitted, rows)
     return CalibrationReport(
         calibration=calibration,
@@ -529,6 +534,18 @@ def calibrate_runs(
         suggestions=suggestions(evidence, fitted, calibration) if suggest else (),
         benchmarks=tuple(mark.words for mark in benchmarks),
         notes=tuple(notes),
+    )
+
+
+def _slip_of_unit(row: RowErrors) -> str | None:
+    """What is said of a row that no machine explains; None where one might."""
+    ratio = 1.0 + row.before_pct / 100.0
+    if 1.0 / LARGEST_RATIO <= ratio <= LARGEST_RATIO:
+        return None
+    predicted, unit = row.measured * ratio, "seconds" if row.what == "step time" else "GiB"
+    return (
+        f"{row.id}: {row.what} of {row.measured:.4g} where {predicted:.4g} are predicted: measured values "
+        f"are {unit}; correct the row or leave it out, it widens the band of every plan"
     )
 
 

@@ -8,6 +8,9 @@ import pytest
 
 from meshwright.documents import write_files
 from meshwright.errors import InputError
+from meshwright.planner.launch.plan_files import next_step
+from meshwright.planner.plan.document import Mapping
+from tests.plans import make_plan
 
 
 def test_files_are_written_and_scripts_are_executable(tmp_path: Path) -> None:
@@ -70,3 +73,12 @@ def test_a_file_cannot_be_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot be used as a folder"):
         write_files(tmp_path / "file", {"a": "1"})
+
+
+@pytest.mark.parametrize(("nodes", "mode"), [((0, 0), "node"), ((0, 1), "slurm"), ((), "slurm")])
+def test_a_plan_on_one_node_needs_no_scheduler(nodes: tuple[int, ...], mode: str) -> None:
+    """A workstation has no Slurm, and was told to start with it."""
+    ranks = [(node, gpu) for gpu, node in enumerate(nodes)] or None
+    mapping = Mapping(order=[], levels=[], matrix={}, ranks=ranks)
+    plan = make_plan(dp=max(1, len(nodes)), mapping=mapping)
+    assert f"launch.sh {mode}" in next_step(plan, Path("run"))

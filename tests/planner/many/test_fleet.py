@@ -415,7 +415,7 @@ def run(tmp_path: Path, kept: Path, *more: str) -> Any:
 
 
 def test_from_the_file_to_plans_on_named_nodes(tmp_path: Path, kept: Path) -> None:
-    done = run(tmp_path, kept, "-o", str(tmp_path / "out"), "--busy", "node-00002", "--json")
+    done = run(tmp_path, kept, "-o", str(tmp_path / "out"), "--busy", "node-0000[2]", "--json")
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document == json.loads((tmp_path / "out/fleet.json").read_text(encoding="utf-8"))

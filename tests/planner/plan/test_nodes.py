@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cluster_specs.allocation import check_gpus
-from meshwright.cluster_specs.reader import cluster_from_mapping
+from meshwright.cluster_specs.allocation import check_gpus, of_nodes
+from meshwright.cluster_specs.reader import cluster_from_mapping, load_cluster
 from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
@@ -358,6 +358,43 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("SLURM_JOB_NODELIST", "((")
     with pytest.raises(InputError, match=r"^SLURM_JOB_NODELIST: no host list: "):
         limited_to_nodes(cluster, None)
+
+
+def test_a_host_file_names_the_nodes_of_a_kind(tmp_path: Path) -> None:
+    """Ten whole nodes and two half busy ones were to be written down again as a cluster file."""
+    hosts = tmp_path / "hostfile"
+    hosts.write_text("node[01-10]\nnode11 slots=4\nnode12 slots=4\n", encoding="utf-8")
+    listed = limited_to_nodes(load_cluster("dgx-h100"), str(hosts))
+    assert [node.free_gpus for node in listed.nodes] == [8] * 10 + [4] * 2
+    assert listed.nodes[10].name == "node11"
+    assert (listed.gpus, listed.elastic) == (88, False)
+    assert limited_to_nodes(load_cluster("dgx-h100"), ["a", "b"]).gpus == 16
+    hosts.write_text("node01 slots=9\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"a node has 8 GPUs, not 9, got 'node01 slots=9'"):
+        limited_to_nodes(load_cluster("dgx-h100"), str(hosts))
+    hosts.write_text("node01 slots=0\n", encoding="utf-8")
+    with pytest.raises(InputError, match="no GPU of these nodes is free"):
+        limited_to_nodes(load_cluster("dgx-h100"), str(hosts))
+    for placed in ("gb200-nvl72", "superpod-h100"):
+        with pytest.raises(InputError, match=f"a cluster file with `base: {placed}` and `nodes`"):
+            limited_to_nodes(load_cluster(placed), "a,b")
+
+
+@pytest.mark.parametrize("fill", [0, 4])
+def test_a_plan_on_named_nodes_is_that_on_as_many_without_names(fill: int) -> None:
+    def planned(cluster: ClusterSpec, gpus: int | None) -> Plan:
+        return fastest_plan(
+            read_request(
+                model="llama-3-8b", cluster=cluster, gpus=gpus, global_batch=48, seq_len=2048
+            )
+        )
+
+    kind, names = load_cluster("dgx-h100"), {"a": 8, "b": 8, "c": fill or 8}
+    named, plain = planned(of_nodes(kind, names), None), planned(kind, sum(names.values()))
+    assert named.layout == plain.layout
+    assert named.predicted is not None
+    assert plain.predicted is not None
+    assert named.predicted.step_time_s == pytest.approx(plain.predicted.step_time_s)
 
 
 def test_a_plan_on_whole_nodes_alone_says_so() -> None:

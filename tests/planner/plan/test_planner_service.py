@@ -145,6 +145,26 @@ def test_a_checkpoint_of_few_bits_is_said_where_training_holds_others() -> None:
         assert sum(words in warning for warning in training_warnings(trained)) == expected
 
 
+@pytest.mark.parametrize(("cluster", "expected"), [("mi355x", 1), ("dgx-h200", 0)])
+def test_a_device_without_measured_runs_is_said(cluster: str, expected: int) -> None:
+    """A plan for MI355X printed the band of 108 comparable jobs, all on other devices, and no more."""
+    pins = {"tp": 1, "cp": 1, "pp": 1, "micro_batch": 1}
+    made = fastest_plan(request(pins=pins, cluster=load_cluster(cluster)))
+    assert sum("fitted on no step of a" in text for text in made.warnings) == expected
+
+
+def test_counts_that_no_price_reads_are_said() -> None:
+    """A shared expert under another family's name was priced as none, and `model` alone said so."""
+    asked = request()
+    unread = asked.model.model_copy(
+        update={"left_out": ("n_shared_experts 1", "router_jitter 0.01")}
+    )
+    words = [text for text in training_warnings(replace(asked, model=unread)) if "no price" in text]
+    assert len(words) == 1
+    assert words[0].startswith("the model's file says n_shared_experts 1, which its family")
+    assert not any("no price" in text for text in training_warnings(asked))
+
+
 @pytest.mark.slow
 def test_exhaustive_agrees() -> None:
     small = request(

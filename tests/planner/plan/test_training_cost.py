@@ -137,3 +137,10 @@ def test_a_fleet_says_what_each_job_takes(tmp_path: Path) -> None:
         assert row["late_s"] > 0
     shown = CliRunner().invoke(main, [*words, *more])
     assert all(name in shown.stdout for name in ("days", "dollars", "kWh"))
+
+
+def test_tokens_in_another_unit_are_doubted() -> None:
+    """Fifteen tokens took 0.0 days."""
+    with pytest.raises(InputError, match=r"15 T are 15e12, 15 B are 15e9, got 15"):
+        Budget(tokens=15)
+    assert Budget(tokens=1e4).tokens == 1e4

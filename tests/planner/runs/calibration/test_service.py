@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.costmodel.calibration import NAMES, Calibration, Factors
 from meshwright.errors import InputError
+from meshwright.planner.report.run_view import calibration_view
 from meshwright.planner.runs.calibration.evidence import Benchmark
 from meshwright.planner.runs.calibration.service import (
     CalibrationReport,
@@ -66,6 +67,21 @@ def test_runs_as_predicted_move_nothing() -> None:
     report = calibrate_runs(measured_runs(Factors(), 6), suggest=False)
     assert report.learned == ()
     assert np.allclose(report.calibration.mean, 0.0, atol=1e-3)
+
+
+def test_a_step_in_milliseconds_is_said() -> None:
+    """The runs were said to agree with the shipped constants, and plans had a band of 5 ms to 573 s."""
+    runs = measured_runs(Factors(), 3)
+    assert runs[0].measured is not None
+    step_s = runs[0].measured.step_time_s
+    assert step_s is not None
+    slip = replace(runs[0], measured=Measured(step_time_s=1000 * step_s))
+    report = calibrate_runs([slip, *runs[1:]], suggest=False)
+    assert [note for note in report.notes if note.startswith(f"{slip.id}: step time of ")]
+    shown = str(calibration_view(report))
+    assert "No constant explains what was measured" in shown
+    assert "agree with the shipped" not in shown
+    assert not calibrate_runs(runs, suggest=False).notes
 
 
 @pytest.mark.slow
