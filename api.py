@@ -58,27 +58,13 @@ if TYPE_CHECKING:
     from meshwright.planner.runs.validation import ValidationReport
 
 
-FilePath = str | PathLike[str]
-Progress = Callable[[str], None]
-_COSTS = ("tokens", "days", "gpu_hour_price")
-_BESIDE_REQUEST = ("top", "robustness", "baseline", *_COSTS, "export_model", "progress")
-"""Arguments of `plan` that its request does not hold under their names; all others go there as they are."""
-_BESIDE_PARTS = (*_BESIDE_REQUEST, "choices", "others")
-"""Likewise of `plan_mixed`."""
-_OF_SIZES = (
-    *("model", "cluster", "gpus", "step_time_s", "tokens_per_s", "sizes", "reserve_gib"),
-    *("workers", "cache", "no_cache", "progress"),
-)
-"""Arguments of `recommend` that are not of the plans that it makes."""
-
-
 # The public functions that make many plans.
 
 
 @known_keywords
 def plan_batch(
-    jobs: FilePath,
-    output: FilePath,
+    jobs: str | PathLike[str],
+    output: str | PathLike[str],
     *,
     workers: int | None = None,
     engine: Literal["local", "ray"] = "local",
@@ -86,10 +72,10 @@ def plan_batch(
     resume: bool = False,
     force: bool = False,
     strict: bool = False,
-    cache: FilePath | None = None,
+    cache: str | PathLike[str] | None = None,
     no_cache: bool = False,
     formats: Sequence[str] = ("csv", "json"),
-    calibration: FilePath | None = None,
+    calibration: str | PathLike[str] | None = None,
     tokens: float | None = None,
     days: float | None = None,
     gpu_hour_price: float | None = None,
@@ -184,11 +170,11 @@ def recommend(
     sizes: Sequence[int] = (),
     reserve_gib: Sequence[float] = (),
     memory_risk: float = 0.05,
-    calibration: FilePath | None = None,
+    calibration: str | PathLike[str] | None = None,
     workers: int | None = None,
-    cache: FilePath | None = None,
+    cache: str | PathLike[str] | None = None,
     no_cache: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Recommendation:
     """Find the fewest GPUs, or the cheapest cluster, on which a model reaches a target.
 
@@ -230,7 +216,6 @@ def recommend(
     InputError
         If an argument or a file cannot be used.
     """
-    asked = {name: value for name, value in locals().items() if name not in _OF_SIZES}
     from meshwright.planner.many.jobs import chosen_folder
     from meshwright.planner.many.recommend import SizeRequest, plan_sizes
 
@@ -245,9 +230,32 @@ def recommend(
         reserves_gib=reserve_gib,
         workers=workers,
         cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
-        plan=asked | {"calibration": None if calibration is None else str(calibration)},
+        plan={
+            "global_batch": global_batch,
+            "seq_len": seq_len,
+            "memory_risk": memory_risk,
+            "precision": precision,
+            "optimizer": optimizer,
+            "framework": framework,
+            "tokens": tokens,
+            "days": days,
+            "gpu_hour_price": gpu_hour_price,
+            "pin": pin,
+            "forbid": forbid,
+            "train": train,
+            "lora_rank": lora_rank,
+            "lora_targets": lora_targets,
+            "loss": loss,
+            "kind": kind,
+            "reference": reference,
+            "calibration": None if calibration is None else str(calibration),
+        },
     )
     return plan_sizes(request, progress or (lambda line: None))
+
+
+FilePath = str | PathLike[str]
+Progress = Callable[[str], None]
 
 
 @known_keywords
@@ -427,7 +435,6 @@ def plan(
     >>> fastest.predicted.step_time_s < 10
     True
     """
-    asked = {name: value for name, value in locals().items() if name not in _BESIDE_REQUEST}
     from meshwright.planner.plan.training_cost import Budget, with_cost
     from meshwright.planner.solvers.clock import within
 
@@ -437,9 +444,46 @@ def plan(
         from meshwright.planner.plan.make_plan import make_plan
         from meshwright.planner.request.reader import read_request
 
-        if expert_loads is not None:
-            asked["expert_loads"] = path_of(expert_loads, "expert_loads")
-        request = read_request(**asked, top_k=top)
+        request = read_request(
+            model=model,
+            cluster=cluster,
+            gpus=gpus,
+            global_batch=global_batch,
+            seq_len=seq_len,
+            lengths=lengths,
+            pack_size=pack_size,
+            packing=packing,
+            hybrid_cp=hybrid_cp,
+            precision=precision,
+            optimizer=optimizer,
+            framework=framework,
+            pin=pin,
+            forbid=forbid,
+            reserve_gib=reserve_gib,
+            memory_risk=memory_risk,
+            expert_loads=None if expert_loads is None else path_of(expert_loads, "expert_loads"),
+            moe_dispatch=moe_dispatch,
+            without=without,
+            allow=allow,
+            inside_domain=inside_domain,
+            max_cut_use=max_cut_use,
+            calibration=calibration,
+            objective=objective,
+            method=method,
+            top_k=top,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            nodes=nodes,
+            train=train,
+            lora_rank=lora_rank,
+            lora_targets=lora_targets,
+            image_tokens=image_tokens,
+            images_per_sequence=images_per_sequence,
+            freeze_encoder=freeze_encoder,
+            loss=loss,
+            kind=kind,
+            reference=reference,
+        )
         model_file = None if export_model is None else path_of(export_model, "export_model")
         from meshwright.planner.plan.document import with_digest
 
@@ -531,7 +575,7 @@ def calibrate(
     minutes: float = 10.0,
     model: FilePath | ModelSpec | None = None,
     cluster: FilePath | ClusterSpec | Mapping[str, object] | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> CalibrationReport | MachineReport | None:
     """Learn the constants of a stack from its own measured runs, or of this machine from what it times.
 
@@ -685,9 +729,9 @@ def place_experts(
 
 
 def plan_mixed(
-    model: FilePath | ModelSpec,
+    model: str | PathLike[str] | ModelSpec,
     *,
-    cluster: FilePath | MixedClusterSpec,
+    cluster: str | PathLike[str] | MixedClusterSpec,
     gpus: int | None = None,
     global_batch: int,
     seq_len: int | None = None,
@@ -701,17 +745,17 @@ def plan_mixed(
     moe_dispatch: Dispatcher | None = None,
     without: Iterable[str] | str = (),
     allow: Iterable[str] | str = (),
-    calibration: FilePath | Calibration | None = None,
+    calibration: str | PathLike[str] | Calibration | None = None,
     time_limit_s: float | None = None,
     seed: int = 0,
     choices: bool = True,
     robustness: bool = False,
-    baseline: FilePath | None = None,
+    baseline: str | PathLike[str] | None = None,
     tokens: float | None = None,
     days: float | None = None,
     gpu_hour_price: float | None = None,
     export_model: FilePath | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[str], None] | None = None,
     **others: object,
 ) -> MixedResult:
     """Find the fastest plan on a mixed cluster: a pipeline through parts of it, or a plan on one part.
@@ -759,13 +803,32 @@ def plan_mixed(
     InputError
         If an argument or a file cannot be used.
     """
-    asked = {name: value for name, value in locals().items() if name not in _BESIDE_PARTS}
     from meshwright.planner.mixed.document import read_mixed_request
     from meshwright.planner.mixed.service import make_mixed_plan, with_mixed_cost
     from meshwright.planner.plan.training_cost import Budget
 
     budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
-    request = read_mixed_request(**(asked | others))
+    request = read_mixed_request(
+        model=model,
+        cluster=cluster,
+        gpus=gpus,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        framework=framework,
+        pin=pin,
+        forbid=forbid,
+        reserve_gib=reserve_gib,
+        memory_risk=memory_risk,
+        moe_dispatch=moe_dispatch,
+        without=without,
+        allow=allow,
+        calibration=calibration,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        **others,
+    )
     searched = partial(
         make_mixed_plan,
         request,
@@ -1298,8 +1361,12 @@ def _amount(kind: Literal["bytes", "seconds", "rate"], value: Amount, where: str
     """An amount as a number."""
     from meshwright.planner.calculators import formulas
 
-    read: Callable[[str, str], float] = getattr(formulas, f"read_{kind}")
-    return read(value, where) if isinstance(value, str) else float(value)
+    readers = {
+        "bytes": formulas.read_bytes,
+        "seconds": formulas.read_seconds,
+        "rate": formulas.read_rate,
+    }
+    return readers[kind](value, where) if isinstance(value, str) else float(value)
 
 
 def _amount_given(
@@ -1709,10 +1776,24 @@ def volumes(
     InputError
         If a size cannot be.
     """
-    sizes = locals() | {"gpu_memory_bytes": _amount("bytes", gpu_memory_bytes, "gpu_memory_bytes")}
     from meshwright.planner.calculators.volumes import TransformerShape, volumes_document
 
-    return volumes_document(TransformerShape(**sizes))
+    shape = TransformerShape(
+        params=params,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        seq_len=seq_len,
+        micro_batch=micro_batch,
+        dp=dp,
+        tp=tp,
+        ep=ep,
+        top_k=top_k,
+        shard_group=shard_group,
+        gradient_bytes=gradient_bytes,
+        gpu_memory_bytes=_amount("bytes", gpu_memory_bytes, "gpu_memory_bytes"),
+    )
+    return volumes_document(shape)
 
 
 @known_keywords
