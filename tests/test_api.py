@@ -85,17 +85,36 @@ class ReachedError(Exception):
     """What a reader of requests was handed."""
 
 
+_BESIDE = {
+    *(
+        "top",
+        "robustness",
+        "baseline",
+        "tokens",
+        "days",
+        "gpu_hour_price",
+        "export_model",
+        "progress",
+    ),
+}
+"""Arguments of `plan` that its request does not hold under their names."""
+
+
 @pytest.mark.parametrize(
     ("function", "reader", "beside"),
     [
-        (meshwright.plan, "planner.request.reader.read_request", api._BESIDE_REQUEST),
-        (meshwright.plan_mixed, "planner.mixed.document.read_mixed_request", api._BESIDE_PARTS),
+        (meshwright.plan, "planner.request.reader.read_request", _BESIDE),
+        (
+            meshwright.plan_mixed,
+            "planner.mixed.document.read_mixed_request",
+            _BESIDE | {"choices", "others"},
+        ),
     ],
 )
 def test_every_argument_reaches_the_request(
     function: Callable[..., Any],
     reader: str,
-    beside: tuple[str, ...],
+    beside: set[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def reached(**arguments: Any) -> Any:

@@ -116,7 +116,7 @@ def test_time_goes_with_bytes_inside_a_domain(
     """nccl-tests, alltoall_perf over 8 GPUs (ai-dynamo/aiconfigurator 095f58a5, systems/data, comm/nccl).
 
     The last two are DeepEP's combine of 4,096 tokens of 7,168, 5.25 copies each (the same,
-    comm/sglang/0.5.6.post2, 20 SMs; 158 GB/s, deepseek-ai/DeepEP, README). Steps attain up to 18 % less
+    comm/sglang/0.5.6.post2, 20 SMs; 158 GB/s, deepseek-ai/DeepEP, README). Steps attain up to a fifth less
     beside compute, and a call's 30 to 40 us are left out.
     """
     spec = read_cluster(cluster)
@@ -133,4 +133,4 @@ def test_time_goes_with_bytes_inside_a_domain(
         assert found.dispatched_bytes_per_s is not None
         found = replace(found, all_to_all_bytes_per_s=found.dispatched_bytes_per_s)
     seconds = float(np.asarray(all_to_all_s(megabytes * 1e6, np.array([8]), found)))
-    assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.18)
+    assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.2)
