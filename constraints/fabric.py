@@ -88,10 +88,10 @@ class NvlinkDomain(Rule):
             together = together * column(table, "cp")
         if "ep" in axes:
             together = np.lcm(together, column(table, "etp") * column(table, "ep"))
-        return as_excess(together - _domain_gpus(table.workload))
+        return as_excess(together - domain_gpus(table.workload))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        limit, axes = _domain_gpus(plan.workload), plan.workload.inside_domain
+        limit, axes = domain_gpus(plan.workload), plan.workload.inside_domain
         for axis in axes:
             members = int(getattr(plan.layout, axis))
             inside = plan.spans[axis][0] if plan.spans else members
@@ -168,7 +168,7 @@ def dispatcher_reaches(
     if not _joins_by_memory(workload):
         return np.ones(np.shape(placement.tp)[:-1], dtype=np.bool_)
     ep = np.asarray(layout.ep)
-    is_larger = ep * np.asarray(layout.etp) > _domain_gpus(workload)
+    is_larger = ep * np.asarray(layout.etp) > domain_gpus(workload)
     return np.asarray(is_larger | (members_in_domain(placement, "ep") >= ep))
 
 
@@ -181,7 +181,8 @@ def members_in_domain(placement: Placement, axis: str) -> NDArray[np.int64]:
     return np.asarray(getattr(placement, axis), dtype=np.int64)[..., 0]
 
 
-def _domain_gpus(workload: Workload) -> int:
+def domain_gpus(workload: Workload) -> int:
+    """GPUs of a scale-up domain of a workload's cluster, or of a node where there is none; at least 1."""
     domain, node = workload.cluster.nvlink_domain, workload.cluster.gpus_per_node
     return domain if domain > 1 else node
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.cluster_specs.reader import MixedClusterSpec
-from meshwright.constraints.fabric import members_in_domain
+from meshwright.constraints.fabric import domain_gpus, members_in_domain
 from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel.data_parallel import LEAST_GAIN
 from meshwright.costmodel.footprint import usable_hbm_gib
@@ -983,7 +983,7 @@ def _combination(
     largest: _Largest,
     bound_s: float = 0.0,
 ) -> tuple[Combination, int]:
-    """A pipeline through parts, and how many members of a tensor group share a domain on each of them.
+    """A pipeline through parts, and the GPUs of a scale-up domain on each of them.
 
     `bound_s` is of one without a price.
     """
@@ -1015,7 +1015,7 @@ def _combination(
     placements = [each.part.context.placement for each in kernel.segments]
     inside = {
         axis: min(int(members_in_domain(each, axis)) for each in placements)
-        for axis in ("tp", *request.first.inside_domain)
+        for axis in request.first.inside_domain
     }
     combination = Combination(
         layout=layout,
@@ -1037,10 +1037,10 @@ def _combination(
         limit_gib=largest.hbm_gib,
         is_open=price is None,
         priced=priced,
-        inside={axis: inside[axis] for axis in request.first.inside_domain},
+        inside=inside,
         on_parts="_".join(f"{request.name_of(part)}_{count}" for part, count in kernel.composition),
     )
-    return combination, inside["tp"]
+    return combination, min(domain_gpus(each.part.workload) for each in kernel.segments)
 
 
 def _alone_combination(
@@ -1052,9 +1052,7 @@ def _alone_combination(
     workload = request.parts[part].workload(priced.execution).on(int(priced.layout.gpus))
     matrix = {axis: np.array([row]) for axis, row in priced.matrix.items()}
     placement = placement_on(workload.cluster, layout, matrix)
-    asked = {
-        axis: int(members_in_domain(placement, axis)[0]) for axis in ("tp", *workload.inside_domain)
-    }
+    inside = {axis: int(members_in_domain(placement, axis)[0]) for axis in workload.inside_domain}
     combination = Combination(
         layout=replace(priced.layout, recompute_layers=0),
         execution=priced.execution,
@@ -1071,10 +1069,10 @@ def _alone_combination(
                 for name, use in cut_uses(workload, priced).items()
             ),
         ),
-        inside={axis: asked[axis] for axis in workload.inside_domain},
+        inside=inside,
         on_parts=request.name_of(part),
     )
-    return combination, asked["tp"]
+    return combination, domain_gpus(workload)
 
 
 # What each execution choice of a pipeline through parts brings: the best plan without it, on any parts.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.allocation import is_irregular
-from meshwright.constraints.fabric import members_in_domain
+from meshwright.constraints.fabric import domain_gpus
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.data_parallel import LEAST_GAIN, size_range
 from meshwright.costmodel.layer_context import Context
@@ -30,7 +30,6 @@ from meshwright.costmodel.measured_settings import (
     gain_corrections,
     priced_settings,
 )
-from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import write_files
@@ -45,7 +44,7 @@ from meshwright.planner.plan.document import (
     SettingCorrection,
 )
 from meshwright.planner.plan.nodes import better_of, decide_on_nodes
-from meshwright.planner.plan.texts import Setup, matrix_arrays
+from meshwright.planner.plan.texts import Setup
 from meshwright.planner.request.choices import DOUBLED
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_document
@@ -715,13 +714,11 @@ def limits_of_combination(
     Returns
     -------
     tuple of (int, dict of str to float)
-        Members of a tensor group that share a domain; and as `cut_uses`, empty without a price.
+        GPUs of a domain, which a tensor group has no more of; and as `cut_uses`, empty without a price.
     """
     layout, priced = combination.layout, combination.priced
     workload = request.workload(combination.execution).on(int(layout.gpus))
-    placement = placement_on(workload.cluster, layout, matrix_arrays(combination.matrix))
-    inside = int(members_in_domain(placement, "tp"))
-    return inside, {} if priced is None else cut_uses(workload, priced)
+    return domain_gpus(workload), {} if priced is None else cut_uses(workload, priced)
 
 
 def written_model(request: PlanRequest, model: KernelModel | None, path: Path) -> str | None:

@@ -392,7 +392,7 @@ class KernelModel:
         Parameters
         ----------
         inside
-            By axis whose groups lie in one domain each by rule: how many members share one, with each
+            By axis whose groups lie in one domain each by rule: how many members one has room for, with each
             combination.
         uses
             Of each combination, the share of each cut that it uses, where that was worked out. Where no limit

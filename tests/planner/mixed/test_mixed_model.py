@@ -73,7 +73,15 @@ def compare(folder: Path, kind: str, seed: int) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "seed"),
-    [("alike", 0), ("leading", 1), ("inside", 0), ("unlike", 1), ("cuts", 2), ("hosts", 1)],
+    [
+        ("alike", 0),
+        ("leading", 1),
+        ("inside", 0),
+        ("inside", 5010),
+        ("unlike", 1),
+        ("cuts", 2),
+        ("hosts", 1),
+    ],
 )
 def test_the_file_solved_again_gives_the_plan(tmp_path: Path, kind: str, seed: int) -> None:
     compare(tmp_path, kind, seed)
