@@ -941,6 +941,8 @@ def _fewest_gpus(request: PlanRequest) -> int | None:
     """The fewest GPUs of the cluster on which a plan is found, in whole nodes or doubled inside one; None if
     not on all of them.
     """
+    if usable_hbm_gib(request.workload()) <= 0:
+        return None
     node, cluster_gpus = request.cluster.gpus_per_node, request.cluster.gpus
     low, high = request.gpus, request.gpus
     while 2 * low < min(node, cluster_gpus + 1):

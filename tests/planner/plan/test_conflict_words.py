@@ -73,6 +73,10 @@ def test_where_nothing_is_left_usable_no_negative_room_is_told() -> None:
     told = next(words for words in answer.conflict if words.startswith("hbm"))
     assert "and nothing is left usable" in told
     assert "-" not in told
+    assert {change.change for change in answer.changes} == {
+        "reserve-gib",
+        "device-hbm-gib",
+    }
 
 
 def test_a_dispatcher_that_is_pinned_without_experts_is_said_to_change_nothing() -> None:
