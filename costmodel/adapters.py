@@ -250,6 +250,8 @@ def _reads_wide_stream(workload: Workload, outputs: Outputs) -> bool:
 def stream_casts_s(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -> Floats:
     """Casts of the inputs and outputs of frozen matrices that stand in a stream of 32 bits, in either pass.
 
+    As `_STREAM_CAST_BYTES` says (bitsandbytes, nn/modules.py).
+
     Parameters
     ----------
     c : Context
@@ -421,6 +423,8 @@ def keeps_input(workload: Workload, *names: str) -> bool:
 def inner_bytes(workload: Workload, *names: str) -> float:
     """Bytes a token between the two products of each adapter, which the second one's gradient needs.
 
+    An adapter is a product to its rank and one from it (Hu et al. 2021, arXiv 2106.09685, section 4.1).
+
     Parameters
     ----------
     workload : Workload
@@ -489,7 +493,7 @@ def copied_input_bytes(workload: Workload, *names: str) -> float:
     """Bytes an element of the input of matrices that share it, which adapters keep beyond 2 that all share.
 
     Each keeps what its first product has read: the input itself where that is shared, else its own copy,
-    widened or dropped, and what dropout kept.
+    widened or dropped, and what dropout kept (`kept_input_bytes`).
 
     Parameters
     ----------
@@ -509,7 +513,7 @@ def copied_input_bytes(workload: Workload, *names: str) -> float:
 
 
 def kept_input_bytes(workload: Workload) -> float:
-    """Bytes an element of the input that each adapter keeps for itself.
+    """Bytes an element of the input that each adapter keeps for itself (`adapters_copy_inputs`).
 
     Parameters
     ----------
@@ -574,6 +578,8 @@ of the gate."""
 
 def adapter_launches(c: Context, shares: BlockShares) -> float:
     """Launches of a layer's adapters in a forward pass, over those of the layer without.
+
+    Each product of an adapter is a launch, and so is its sum with the matrix's (peft/tuners/lora/layer.py).
 
     Parameters
     ----------

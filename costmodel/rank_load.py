@@ -361,6 +361,8 @@ def cheapest_recompute_s(times: KindTimes) -> Floats:
 def longer_pass_share(times: KindTimes) -> Floats:
     """The share that the longer of a rank's two passes takes at the least, whatever it runs.
 
+    Derived here: a mean of shares of either pass is no less than the least of them.
+
     Parameters
     ----------
     times : KindTimes

@@ -24,7 +24,7 @@ from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.data_parallel import LEAST_GAIN, size_range
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import ROUNDING, Layout
+from meshwright.costmodel.layout import AXES, ROUNDING, Layout
 from meshwright.costmodel.measured_settings import (
     GainCorrections,
     gain_corrections,
@@ -450,7 +450,8 @@ def likely_as(
     layouts: dict[Layout, None] = {}
     for layout, _ in plans:
         more = request.gpus // int(layout.gpus)
-        for axis in ("dp", "pp", "cp") if more > 1 else ("dp",):
+        # Of tensor groups larger ones are seldom fast where smaller ones were.
+        for axis in AXES[:0:-1] if more > 1 else ("dp",):
             like = replace(layout, **{axis: getattr(layout, axis) * more})
             if layers % (int(like.pp) * int(like.vpp)):
                 like = replace(like, vpp=1)
