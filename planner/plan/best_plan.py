@@ -451,7 +451,7 @@ def likely_as(
     for layout, _ in plans:
         more = request.gpus // int(layout.gpus)
         # Of tensor groups larger ones are seldom fast where smaller ones were.
-        for axis in AXES[:0:-1] if more > 1 else ("dp",):
+        for axis in AXES[2:] + AXES[1:2] if more > 1 else ("dp",):
             like = replace(layout, **{axis: getattr(layout, axis) * more})
             if layers % (int(like.pp) * int(like.vpp)):
                 like = replace(like, vpp=1)
