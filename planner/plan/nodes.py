@@ -314,24 +314,23 @@ def decide_on_nodes(
 def _against_uneven_parts(
     request: PlanRequest, best: NodeDecision, searched: Searched
 ) -> NodeDecision:
-    """The faster of a decision on whole listed nodes that are alike and of the plans that leave any of their
-    GPUs idle, with a bound for both.
+    """The faster of a decision on whole listed nodes and of the plans that leave any of their GPUs idle, with
+    a bound for both.
 
     A search of such nodes takes equal parts of them for GPUs that are no number of nodes: 20 of 24 as five
-    times four, and not as 7, 7 and 6. The other plans are searched where GPUs that send nothing would be
-    faster.
+    times four, and not as 7, 7 and 6. Where GPUs that send nothing would be faster, the other plans are
+    searched if the nodes are alike; else those GPUs are the bound.
     """
     cluster, bound_s = request.cluster, best.settled.outcome.lower_bound_s
-    is_even = not is_irregular(cluster) and not _takes_parts(cluster, request.gpus)
-    is_rack = cluster.nvlink_domain > cluster.gpus_per_node
-    is_apart = is_rack or cluster.measured or request.max_cut_use < 1
     may_idle = IDLE_GPUS not in request.forbids and bool(best.settled.outcome.best)
-    if not (cluster.nodes and is_even and may_idle) or is_apart or bound_s is None:
+    is_whole = bool(cluster.nodes) and not _takes_parts(cluster, request.gpus)
+    if not (is_whole and may_idle) or bound_s is None or request.gpus == 1:
         return best
     before = best
     fewer = replace(request, gpus=request.gpus - 1, top_k=1, time_limit_s=limit_left_s())
-    outcome = _on_parts(fewer, searched, below_s=_seconds(best))
-    if outcome.best:
+    unlimited = replace(fewer, max_cut_use=1.0)
+    outcome = _on_parts(unlimited, searched, below_s=_seconds(best))
+    if outcome.best and _has_alike_nodes(request):
         is_named = any(node.leaf is not None for node in cluster.nodes)
         there = replace(request, cluster=cluster if is_named else _by_position(cluster))
         outcome = searched(
@@ -341,11 +340,19 @@ def _against_uneven_parts(
         )
         if outcome.best:
             best = min(best, _as_mapped(there, outcome), key=_seconds)
-    found = _bounded(best, min(bound_s, _least_s(outcome) or 0.0) or None)
-    best = replace(best, settled=replace(best.settled, outcome=found))
+    bounded = _bounded(best, min(bound_s, _least_s(outcome) or 0.0) or None)
+    best = replace(best, settled=replace(best.settled, outcome=bounded))
     if best.request is before.request:
         return best
     return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
+
+
+def _has_alike_nodes(request: PlanRequest) -> bool:
+    """Whether a search over any GPUs of a list prices those that it takes as if nothing else were free."""
+    cluster = request.cluster
+    is_rack = cluster.nvlink_domain > cluster.gpus_per_node
+    is_even = not is_irregular(cluster) and _links_are_alike(cluster)
+    return is_even and not (is_rack or cluster.measured or request.max_cut_use < 1)
 
 
 def _has_sets_apart(request: PlanRequest) -> bool:
@@ -715,9 +722,10 @@ class _SearchOfSets:
         outcome = self.searched(
             on_set, begin_with=likely, counts=True, sought=Sought(below_s=below_s)
         )
-        self.bounds.append(_least_s(outcome))
-        settled = IdleDecision(outcome=outcome, full=None)
-        self.best = min(self.best, NodeDecision(request=on_set, settled=settled), key=_seconds)
+        decision = NodeDecision(request=on_set, settled=IdleDecision(outcome=outcome, full=None))
+        decision = _against_uneven_parts(on_set, decision, self.searched)
+        self.bounds.append(_least_s(decision.settled.outcome))
+        self.best = min(self.best, decision, key=_seconds)
 
 
 def _without_idle(request: PlanRequest) -> PlanRequest:
@@ -901,7 +909,8 @@ def _on_nodes(
     for nodes in choices:
         asked = replace(request, cluster=nodes, time_limit_s=shares.next_s())
         settled = decide_on_idle_gpus(asked, searched, compares=compares)
-        decisions.append(NodeDecision(request=asked, settled=settled))
+        whole = NodeDecision(request=asked, settled=settled)
+        decisions.append(_against_uneven_parts(asked, whole, searched))
         best = min(decisions, key=_seconds)
         if floor_s is not None and _seconds(best) <= floor_s * CLOSE:
             complete = False

@@ -436,12 +436,13 @@ def _attempt(task: Callable[[], Result], _: Say) -> tuple[Exception | None, Resu
 def _interrupts_held() -> Iterator[None]:
     """A process that is started inside never hears of SIGINT; this one does at the end of the `with`.
 
-    Ctrl-C in a terminal goes to every process there, also to one that has just begun.
+    Ctrl-C in a terminal goes to every process there, also to one that has just begun. SIGTERM waits too: a
+    process whose parent ended while it handed over what to run would print a traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -453,6 +454,8 @@ def _prepare(parent: int) -> None:
     for name in THREAD_COUNTS:
         os.environ[name] = "1"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     start_thread(_end_with, parent)
 
 
