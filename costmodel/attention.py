@@ -122,7 +122,8 @@ def attention_block(
     widths = _widths(c)
     gemms = _projections(c, widths)
     if score_share is None:
-        score_share, full_rows = window_share(c), _full_rows(c)
+        score_share = window_share(c)
+        full_rows = c.workload.model.full_attention_fraction if window_cuts_rows(c) else 1.0
     core = _core_attention(c, score_share, full_rows)
     inner = _inner_bytes(c, widths)
     moved = _streamed_bytes(c, widths, inner, core.score_bytes)
@@ -539,13 +540,20 @@ def window_share(c: Context) -> float:
     return share if windowed == share else full * share + (1.0 - full) * windowed
 
 
-def _full_rows(c: Context) -> float:
-    """Share of the rows of queries of the model's layers that no window cuts."""
-    model = c.workload.model
-    window = model.sliding_window
-    if window is None or window >= c.workload.seq_len:
-        return 1.0
-    return model.full_attention_fraction
+def window_cuts_rows(c: Context) -> bool:
+    """Whether layers with a window attend to less than those without.
+
+    Parameters
+    ----------
+    c : Context
+        Its workload has the model, the sequence length and the packs.
+
+    Returns
+    -------
+    bool
+        False where no window is shorter than what is attended to.
+    """
+    return one_window_share(c) < full_share(c)
 
 
 def one_window_share(c: Context) -> float:

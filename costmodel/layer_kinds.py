@@ -27,6 +27,7 @@ from meshwright.costmodel.attention import (
     full_share,
     one_window_share,
     turns_stepwise,
+    window_cuts_rows,
 )
 from meshwright.costmodel.collectives import ring_pass_s
 from meshwright.costmodel.feed_forward import (
@@ -622,7 +623,8 @@ def _with_all_passes(c: Context, symbols: str) -> _OnDevice:
     else:
         is_windowed = symbols[0].upper() == WINDOWED
         share = one_window_share(c) if is_windowed else full_share(c)
-        mixer = _softmax_attention(c, share, full_rows=0.0 if is_windowed and share < 1.0 else 1.0)
+        full_rows = 0.0 if is_windowed and window_cuts_rows(c) else 1.0
+        mixer = _softmax_attention(c, share, full_rows=full_rows)
     return _on_device(c, (mixer,), shares, attention.linear)
 
 

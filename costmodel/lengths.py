@@ -54,7 +54,7 @@ _MOST_DRAWN = 131_072
 _SEED = 20_251_125
 """Of the order in which samples come: the same file gives the same packs."""
 _QUERY_BLOCK = 256.0
-"""Queries of a head, a window's edges in which are computed whole."""
+"""Queries of a head at a window's edges whose scores are computed though half of them are masked."""
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -69,9 +69,10 @@ MOST_DEALT = 65
 def share_in_window(seq_len: float, window: int | None, *, chunked: bool) -> float:
     """Score area of one sequence under a window, as kernels compute it, over that under a causal mask.
 
-    Of blocks of queries the diagonal is computed half in vain, and the far edge of a sliding window as well:
-    all that these layers take beside their scores (NVIDIA/cudnn-frontend 3929da2, benchmark/
-    sdpa_benchmark_training/results: gpt_oss, windows of 128 and 1,024, heads of 64, GB200, GB300 and H200).
+    Of blocks of queries the diagonal is computed half in vain, and the far edge of a sliding window as well.
+    Nothing else is counted beside the scores: cuDNN's kernels are priced at 0.74 to 1.12 of their times so
+    (NVIDIA/cudnn-frontend 3929da2, benchmark/sdpa_benchmark_training/results: gpt_oss, windows of 128 and
+    1,024, heads of 64, GB200, GB300 and H200).
 
     Parameters
     ----------

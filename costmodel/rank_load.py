@@ -773,9 +773,8 @@ def least_ways_s(c: Context, times: KindTimes) -> NDArray[np.float64]:
     )
     ways_s = np.zeros(shape)
     is_asked = (vpp == 1) & (pp > 1) & (schedule == int(Schedule.ONE_F_ONE_B))
-    is_asked &= (
-        m > c.workload.flushes
-    )  # a single micro-batch goes through all ranks, and that is all
+    # A single micro-batch goes through all ranks, and that is all.
+    is_asked &= m > c.workload.flushes
     own = np.flatnonzero(is_asked & (pp <= (len(model.stage_begins) or model.layers)))
     if len(own):
         again = np.where(_recomputes_all(c), 1.0, 0.0)

@@ -328,8 +328,7 @@ def _against_uneven_parts(
         return best
     before = best
     fewer = replace(request, gpus=request.gpus - 1, top_k=1, time_limit_s=limit_left_s())
-    unlimited = replace(fewer, max_cut_use=1.0)
-    outcome = _on_parts(unlimited, searched, below_s=_seconds(best))
+    outcome = _on_parts(replace(fewer, max_cut_use=1.0), searched, below_s=_seconds(best))
     if outcome.best and _has_alike_nodes(request):
         is_named = any(node.leaf is not None for node in cluster.nodes)
         there = replace(request, cluster=cluster if is_named else _by_position(cluster))
@@ -340,8 +339,14 @@ def _against_uneven_parts(
         )
         if outcome.best:
             best = min(best, _as_mapped(there, outcome), key=_seconds)
-    bounded = _bounded(best, min(bound_s, _least_s(outcome) or 0.0) or None)
-    best = replace(best, settled=replace(best.settled, outcome=bounded))
+    return _in_place_of(before, best, request, min(bound_s, _least_s(outcome) or 0.0) or None)
+
+
+def _in_place_of(
+    before: NodeDecision, best: NodeDecision, request: PlanRequest, bound_s: float | None
+) -> NodeDecision:
+    """The better decision with a bound for all that was to decide on, and a note where it is another one."""
+    best = replace(best, settled=replace(best.settled, outcome=_bounded(best, bound_s)))
     if best.request is before.request:
         return best
     return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
@@ -572,11 +577,7 @@ def _against_other_links(
         number += len(halves)
         waiting.sort(key=lambda each: each[:2])
     proven_s = min([*bounds, *(each[0] for each in waiting)], default=inf)
-    outcome = _bounded(best, min(proven_s, _seconds(best)) or None)
-    best = replace(best, settled=replace(best.settled, outcome=outcome))
-    if before.request is best.request:
-        return best
-    return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
+    return _in_place_of(before, best, request, min(proven_s, _seconds(best)) or None)
 
 
 def _of_whole(request: PlanRequest) -> PlanRequest | None:
@@ -621,11 +622,8 @@ def _against_sets(
         full = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
         best = replace(best, settled=full)
     proven = [bound_s for bound_s in bounds if bound_s is not None]
-    outcome = _bounded(best, min(proven) if len(proven) == len(bounds) else None)
-    best = replace(best, settled=replace(best.settled, outcome=outcome))
-    if before.request is best.request:
-        return best
-    return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
+    bound_s = min(proven) if len(proven) == len(bounds) else None
+    return _in_place_of(before, best, request, bound_s)
 
 
 @dataclass(kw_only=True)
