@@ -62,6 +62,7 @@ from meshwright.planner.runs.run_terms import (
     balanced,
     check_context_groups,
     check_offload,
+    copies_of_dealt_experts,
     cp_comm_kind,
     cuda_graph_kind,
     fused_loss_in_words,
@@ -540,6 +541,7 @@ def _run(
         gpus=gpus,
         framework=profile,
         checked_collectives=_checks_collectives(settings, cluster, profile, gpus),
+        expert_copies_by_ep=copies_of_dealt_experts(settings.moe_routing, model, int(layout.ep)),
         calibration=calibration,
     )
     if settings.bucket_parameters is not None:

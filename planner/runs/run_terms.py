@@ -11,6 +11,7 @@ from itertools import groupby
 from math import prod
 from typing import Annotated, Any, Literal, cast
 
+import numpy as np
 from pydantic import Field
 
 from meshwright.costmodel.activations import offloads_any, offloads_inputs
@@ -34,6 +35,7 @@ from meshwright.costmodel.workload import (
 from meshwright.documents import ClosedDocument
 from meshwright.errors import InputError, refuse_unknown
 from meshwright.frameworks.catalog import framework_of_stack, input_offload, planned
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import NUMBERS
 from meshwright.planner.request.plan_request import Degree, RecomputeModule, Sequences
 from meshwright.planner.runs.launches.command_line import Said
@@ -332,6 +334,8 @@ recipes of dgxc-benchmarking v25.04 to v25.05 stand too (their launch.sh, FW_VER
 _FP8_ATTENTION_RECIPES = r"(?!DEEPSEEK_V3_PRETRAIN_CONFIG_GB200)\w+_FP8_MX_"
 """Recipes of Megatron-Bridge 0.5 that attend in FP8: those with experts in graphs of the whole step, but for
 this one (v0.5.0 and v0.5.1, scripts/performance/configs, fp8_dot_product_attention)."""
+_DEALT_EXPERTS = "fake balanced gate"
+"""What sources call routing that deals experts out to tokens in turn."""
 _GRADIENT_TYPES: dict[str, StateType] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
 """By what sources call them, types as wide that gradients are priced in."""
 
@@ -365,6 +369,43 @@ def moe_dispatch_kind(recipe: dict[str, Any]) -> str:
     """
     named = recipe.get("moe_dispatcher", "alltoall")
     return named if named in ("alltoall", "allgather") else "deduplicated"
+
+
+def copies_of_dealt_experts(
+    routing: str | None, model: ModelSpec, ep: int
+) -> tuple[tuple[int, int, float], ...]:
+    """Where a token's experts lie if a source's routing deals experts out in turn; empty for other routing.
+
+    NeMo AutoModel's fake balanced gate gives token t the k experts k t to k t + k - 1 of E, modulo E
+    (components/moe/layers.py, FakeBalancedGate), so that they lie on one or two ranks of the expert group.
+
+    Parameters
+    ----------
+    routing
+        The words of the source.
+    model
+        Its experts, in order on the ranks.
+    ep
+        Ranks of the expert group.
+
+    Returns
+    -------
+    tuple
+        (ep, blocks, copies) for each number of equal blocks that the group can be cut into: how many of them
+        a token's experts lie in, in the mean.
+    """
+    if model.moe is None or _DEALT_EXPERTS not in (routing or ""):
+        return ()
+    experts, chosen = model.moe.experts, model.moe.top_k
+    tokens = np.arange(experts)[:, None]
+    dealt = np.sort((chosen * tokens + np.arange(chosen)) % experts, axis=1)
+    by_blocks = {
+        blocks: dealt * blocks // experts for blocks in range(1, ep + 1) if ep % blocks == 0
+    }
+    return tuple(
+        (ep, blocks, float(1.0 + (np.diff(of_token, axis=1) > 0).sum(axis=1).mean()))
+        for blocks, of_token in by_blocks.items()
+    )
 
 
 def attention_kernel_kind(words: object) -> AttentionKernel | None:

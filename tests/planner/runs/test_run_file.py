@@ -15,6 +15,7 @@ import meshwright
 from meshwright.costmodel.layout import Recompute
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import nearest_stack
+from meshwright.model_specs.reader import read_model
 from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.runs.prediction import predict_run, prediction_of, price_run
 from meshwright.planner.runs.run_file import (
@@ -30,6 +31,7 @@ from meshwright.planner.runs.run_terms import (
     ALL_LAYERS,
     attends_in_fp8,
     balanced,
+    copies_of_dealt_experts,
     cuda_graph_kind,
     layers_from_words,
 )
@@ -220,6 +222,40 @@ def test_what_is_approximated_is_remarked() -> None:
     assert len(run.remarks) == 2
     assert "every second" in run.remarks[0]
     assert "pad_to_capacity" in run.remarks[1]
+
+
+@pytest.mark.parametrize(("experts", "chosen", "ep"), [(128, 8, 8), (384, 8, 32), (24, 3, 4)])
+def test_experts_that_are_dealt_out_lie_on_few_ranks(experts: int, chosen: int, ep: int) -> None:
+    """Tokens written out one by one, each with the experts behind those of the one before."""
+    model = read_model("qwen3-30b-a3b")
+    assert model.moe is not None
+    moe = model.moe.model_copy(update={"experts": experts, "top_k": chosen})
+    model = model.model_copy(update={"moe": moe})
+    for degree, blocks, copies in copies_of_dealt_experts("fake balanced gate", model, ep):
+        touched, dealt = 0, 0
+        for _ in range(experts):
+            touched += len({(dealt + i) % experts // (experts // blocks) for i in range(chosen)})
+            dealt += chosen
+        assert degree == ep
+        assert copies == pytest.approx(touched / experts)
+
+
+def moe_run(**settings: object) -> Run:
+    """Qwen3-30B-A3B, its experts on the eight H100 of a node."""
+    mapping = row(tp=1, pp=1, dp=8, ep=8, **settings)
+    return read({**mapping, "model": "qwen3-30b-a3b", "cluster": "dgx-h100"})
+
+
+def test_dealt_experts_are_reached_with_fewer_copies() -> None:
+    """DeepEP sends a token to one rank of eight in place of five; an all-to-all a copy for each expert."""
+    seconds = {}
+    for dispatch in ("deepep", "alltoall"):
+        for routing in ("fake balanced gate", "force-balanced"):
+            run = moe_run(moe_routing=routing, moe_dispatch=dispatch)
+            seconds[dispatch, routing] = predict_run(run).estimate.breakdown_s["ep_comm"]
+    ratio = seconds["deepep", "fake balanced gate"] / seconds["deepep", "force-balanced"]
+    assert ratio == pytest.approx(1 / (8 * (1 - (7 / 8) ** 8)), rel=0.05)
+    assert seconds["alltoall", "fake balanced gate"] == seconds["alltoall", "force-balanced"]
 
 
 DEEPSEEK_V3 = (
