@@ -230,6 +230,8 @@ def near_miss(word: object, choices: Iterable[str]) -> str | None:
     'gb300-nvl72'
     >>> near_miss("h200", ["gh200", "dgx-h200"])
     'dgx-h200'
+    >>> near_miss("hgx-h100", ["hgx-h800", "dgx-h100"])
+    'dgx-h100'
     >>> near_miss("id", ["kind", "name"])
     """
     if not isinstance(word, str):
@@ -244,9 +246,12 @@ def near_miss(word: object, choices: Iterable[str]) -> str | None:
     if not plain.isalpha():
         holding = [name for name in holding if f"_{plain}_" in f"_{name}_"] or holding
     likeness = 0.6 if len(plain) > 2 else 0.75
+    # hgx-h100 is nearer to dgx-h100, the same GPU, than to hgx-h800.
+    numbers = {part for part in plain.split("_") if not part.isalpha() and not part.isdecimal()}
+    alike = [name for name in by_plain if numbers & set(name.split("_"))]
     close = difflib.get_close_matches(
-        plain, holding or by_plain, n=1, cutoff=0.0 if holding else likeness
-    )
+        plain, holding or alike or by_plain, n=1, cutoff=0.0 if holding else likeness
+    ) or difflib.get_close_matches(plain, by_plain, n=1, cutoff=likeness)
     return by_plain[close[0]] if close else None
 
 

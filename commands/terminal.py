@@ -339,7 +339,7 @@ def _plainly(error: click.ClickException) -> click.ClickException:
     if isinstance(error, click.MissingParameter):
         words = _WORDS_OF_MISSING.get(str(getattr(error.param, "name", "")), error.message)
         return click.MissingParameter(words, ctx=error.ctx, param=error.param)
-    words = in_digits(error.message, in_gib="gib" in str(getattr(error.param, "name", "")))
+    words = in_digits(error.message, str(getattr(error.param, "name", "")))
     if words == error.message:
         return error
     return click.BadParameter(words, ctx=error.ctx, param=error.param, param_hint=error.param_hint)
@@ -356,22 +356,33 @@ _PRODUCT = re.compile(
 """Nodes times GPUs, or a number with commas."""
 _HEXADECIMAL = re.compile(r"'(?P<typed>0[xX][0-9A-Fa-f]{1,12})' is not a valid integer")
 _PRICE = re.compile(r"'[$€£¥] ?(?P<digits>[0-9]+(?:\.[0-9]+)?)' is not a valid float")
+_GPUS_OF_A_KIND = re.compile(
+    r"'(?:[A-Za-z][\w-]{0,31}[xX:])?(?P<digits>[0-9]{1,6})(?: ?[xX*:] ?[A-Za-z][\w-]{0,31})?' "
+    r"is not a valid integer"
+)
+"""8xH100 and H100:8, as others write GPUs of a kind."""
+_SAME_IN_DIGITS = re.compile(r"'(?P<digits>[0-9]{1,12})\.0*' is not a valid integer")
 _POWERS_OF_TEN = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}
+_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def _number_of(message: str) -> str | None:
-    """The number behind one refused: a product, with commas, hexadecimal or a price."""
+    """The number behind one refused: a product, with commas, with a point, hexadecimal or a price."""
     if (product := _PRODUCT.match(message)) is not None:
         return str(int(product["nodes"] or 1) * int(product["each"].replace(",", "")))
     if (hexadecimal := _HEXADECIMAL.match(message)) is not None:
         return str(int(hexadecimal["typed"], 16))
-    price = _PRICE.match(message)
-    return None if price is None else str(price["digits"])
+    same = _PRICE.match(message) or _SAME_IN_DIGITS.match(message)
+    return None if same is None else str(same["digits"])
 
 
-def in_digits(message: str, *, in_gib: bool = False) -> str:
-    """What to write where a number was refused for its unit; `in_gib` where the number is of GiB.
+def in_digits(message: str, name: str = "") -> str:
+    """What to write where a number of the parameter `name` was refused for its unit.
 
+    >>> in_digits("'2h' is not a valid float range.", "time_limit")
+    "'2h' is not a number: write 7200, in seconds."
+    >>> in_digits("'8xH100' is not a valid integer.", "gpus")
+    "'8xH100' is not a whole number: write 8, and the kind of GPU in --cluster."
     >>> in_digits("'15T' is not a valid float range.")
     "'15T' is not a number: write 15e12."
     >>> in_digits("'4k' is not a valid integer.")
@@ -386,24 +397,37 @@ def in_digits(message: str, *, in_gib: bool = False) -> str:
     "'$2' is not a number: write 2."
     """
     is_whole = "integer" in message
-    what = (
-        f"{message.partition(' is not')[0]} is not {'a whole number' if is_whole else 'a number'}"
-    )
-    if (number := _number_of(message)) is not None:
-        return f"{what}: write {number}."
-    said = _NOT_A_NUMBER.match(message)
-    if said is None:
+    advice = _instead_of(message, name, is_whole=is_whole)
+    if advice is None:
         return message
-    digits, unit = str(said["digits"]), str(said["unit"])
+    what = "a whole number" if is_whole else "a number"
+    return f"{message.partition(' is not')[0]} is not {what}: write {advice}."
+
+
+def _instead_of(message: str, name: str, *, is_whole: bool) -> str | None:
+    if (number := _number_of(message)) is not None:
+        return number
+    if name == "gpus" and (kind := _GPUS_OF_A_KIND.match(message)) is not None:
+        return f"{kind['digits']}, and the kind of GPU in --cluster"
+    typed = _NOT_A_NUMBER.match(message)
+    return None if typed is None else _without_unit(typed, name, is_whole=is_whole)
+
+
+def _without_unit(typed: re.Match[str], name: str, *, is_whole: bool) -> str:
+    digits, unit = str(typed["digits"]), str(typed["unit"])
+    if name == "time_limit" or name.endswith("_s"):
+        seconds = _SECONDS.get(unit.lower())
+        in_seconds = f"{float(digits) * seconds:g}, in seconds" if seconds else ""
+        return in_seconds or "seconds, in digits alone"
     power = int(unit[1:]) if unit[1:].isdecimal() else _POWERS_OF_TEN.get(unit.lower(), 0)
-    if power == 0 or in_gib:
-        return f"{what}: write its digits alone, without a unit."
+    if power == 0 or "gib" in name:
+        return "its digits alone, without a unit"
     if not is_whole:
-        return f"{what}: write {digits}e{power}."
+        return f"{digits}e{power}"
     decimal, binary = (
         f"{float(digits) * scale:.0f}" for scale in (10**power, 2 ** (power * 10 // 3))
     )
-    return f"{what}: write {decimal}{f' or {binary}' if unit.isalpha() else ''}."
+    return decimal + (f" or {binary}" if unit.isalpha() else "")
 
 
 def say(text: str = "", *, err: bool = False) -> None:
