@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -179,6 +179,11 @@ def _joins_by_memory(workload: Workload) -> bool:
 def members_in_domain(placement: Placement, axis: str) -> NDArray[np.int64]:
     """How many members of a group of one axis share a domain under some placements, shape [...]."""
     return np.asarray(getattr(placement, axis), dtype=np.int64)[..., 0]
+
+
+def inside_domains(workload: Workload, placement: Placement) -> Mapping[str, NDArray[np.int64]]:
+    """The same by axis whose groups the workload wants inside a domain."""
+    return {axis: members_in_domain(placement, axis) for axis in workload.inside_domain}
 
 
 def domain_gpus(workload: Workload) -> int:

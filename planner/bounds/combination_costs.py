@@ -26,15 +26,14 @@ from numpy.typing import NDArray
 from meshwright.costmodel.estimate import LayerCosts, costs_of_layers, layer_costs
 from meshwright.costmodel.layer_context import Context, KnownExperts
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.placement import placement_on
+from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.rank_load import least_busiest_s
 from meshwright.costmodel.rates import calibrated_constants
 from meshwright.costmodel.schedules import Schedule, has_trait, least_fill, least_waits, traits
 from meshwright.costmodel.step_time import StepTime, loaded_step, make_context, scale_share
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
-from meshwright.planner.bounds.mappings import SHAPE, Matrices, WorkloadKey, packed_context
+from meshwright.planner.bounds.mappings import SHAPE, WorkloadKey, packed_context
 from meshwright.planner.bounds.paces import MemoryFit, RankRow
 
 # Lower bounds from degrees and micro-batch alone, for every way of running them at once.
@@ -287,7 +286,7 @@ class CombinationCosts:
 
 
 def combination_costs(
-    workload: Workload, layouts: Layout, table: Matrices
+    workload: Workload, layouts: Layout, placement: Placement
 ) -> list[CombinationCosts]:
     """Costs of combinations on one allocation.
 
@@ -297,15 +296,14 @@ def combination_costs(
         Run as the combinations' execution says, on as many GPUs as the layouts use.
     layouts
         Shape [n].
-    table
-        Parallelism matrix of each layout, [n, levels] by axis.
+    placement
+        Of each layout, arrays [n, levels].
 
     Returns
     -------
     list of CombinationCosts
         n of them.
     """
-    placement = placement_on(workload.cluster, layouts, table)
     context = make_context(workload, layouts, placement)
     times, costs = kind_times(context), layer_costs(workload, layouts, placement)
     count = layouts.broadcast_shape()[0]

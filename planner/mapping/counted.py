@@ -725,6 +725,11 @@ class KindsReach:
         return max(self._world // tp, groups) * int(np.count_nonzero(self._free.free // tp))
 
     @cached_property
+    def _nodes(self) -> IntArray:
+        """The nodes with room for a tensor group."""
+        return np.flatnonzero(self._free.free // self._degrees[0])
+
+    @cached_property
     def _first(self) -> IntArray:
         """The number of each node's first free GPU."""
         return np.asarray(np.cumsum(self._free.free) - self._free.free, dtype=np.int64)
@@ -960,13 +965,23 @@ class KindsReach:
             kinds[kind] = _Kind(size=groups.shape[1], groups=cut)
         return kinds
 
-    def _solved(self, wanted: IntArray, work: float) -> tuple[IntArray | None, bool]:
-        """(mapping, whether the question is decided)."""
-        from meshwright.planner.solvers.or_tools import cp_model
+    def post(self, model: cp_model.CpModel, row: Row) -> list[list[cp_model.IntVar]]:
+        """Adds a mapping under which groups reach as far as a row everywhere, where `can_be_asked`.
 
+        Parameters
+        ----------
+        model
+            Where variables and constraints go.
+        row
+            Of `ASKED`.
+
+        Returns
+        -------
+        list of list of literal
+            Whether each tensor group is on each of the nodes with room for one, [nodes][tensor groups].
+        """
         tp = self._degrees[0]
-        nodes = np.flatnonzero(self._free.free // tp)
-        model = cp_model.CpModel()
+        nodes = self._nodes
         on = [[model.new_bool_var("") for _ in range(self._world // tp)] for _ in nodes]
         for unit in zip(*on, strict=True):
             model.add_exactly_one(unit)
@@ -975,15 +990,15 @@ class KindsReach:
         used = [model.new_int_var(0, int(self._free.free[node] // tp), "") for node in nodes]
         model.add(sum(used) == self._world // tp)
         last: dict[tuple[int, ...], int] = {}
-        for position, row in enumerate(on):
-            model.add(used[position] == sum(row))
+        for position, groups in enumerate(on):
+            model.add(used[position] == sum(groups))
             # Nodes that are alike can be told apart by what they give: the first gives most.
             like = (int(self._free.free[nodes[position]] // tp), *paths[:, position].tolist()[1:])
             if like in last:
                 model.add(used[last[like]] >= used[position])
             last[like] = position
         self._post_order_of_replicas(model, on)
-        by_kind = wanted.reshape(len(ASKED), self.levels)
+        by_kind = np.array(row, dtype=np.int64).reshape(len(ASKED), self.levels)
         for level in range(self.levels):
             blocks = []
             for block in np.unique(paths[level]).tolist():
@@ -1005,6 +1020,25 @@ class KindsReach:
                     self._post_exchange(model, blocks, demanded)
                 else:
                     self._post_ring(model, blocks, self._kinds[kind], demanded)
+        return on
+
+    def state_places(self, model: cp_model.CpModel, row: Row) -> None:
+        """Adds the same to a model that others read, with names; nothing where it cannot be asked."""
+        if not self.can_be_asked:
+            return
+        tp = self._degrees[0]
+        for node, groups in zip(self._nodes.tolist(), self.post(model, row), strict=True):
+            for first, literal in enumerate(groups):
+                ranks = f"{first * tp}" if tp == 1 else f"{first * tp}_to_{(first + 1) * tp - 1}"
+                model.proto.variables[literal.index].name = f"ranks_{ranks}_on_node_{node}"
+
+    def _solved(self, wanted: IntArray, work: float) -> tuple[IntArray | None, bool]:
+        """(mapping, whether the question is decided)."""
+        from meshwright.planner.solvers.or_tools import cp_model
+
+        tp, nodes = self._degrees[0], self._nodes
+        model = cp_model.CpModel()
+        on = self.post(model, tuple(wanted.tolist()))
         solver = repeatable_solver(work=min(work, self._work_left), deadline=self.deadline)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time

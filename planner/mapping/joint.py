@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -226,8 +226,8 @@ class Cells:
             ]
             for column in zip(*counts, strict=True):
                 model.add(sum(column) == grid.slots * used)
-        for row, free in zip(counts, grid.leaf_slots, strict=True):
-            model.add(sum(row) <= free * used)
+        for leaf, (row, free) in enumerate(zip(counts, grid.leaf_slots, strict=True)):
+            model.add(sum(row) <= free * used).with_name(f"room_on_leaf_{leaf}")
         return counts
 
     def post(self, need: Need, chosen: Any) -> None:
@@ -347,6 +347,19 @@ class Cells:
                     self._model.add(apart >= before - after)
                     terms.append(hop * apart)
         return terms
+
+    def state_names(self, leaves: Sequence[str]) -> None:
+        """Names counts of slots, or the slots themselves, by stage and name of the leaf, for whoever reads
+        the model.
+        """
+        variables = self._model.proto.variables
+        for leaf, stage in product(range(len(leaves)), range(self.grid.stages)):
+            if self._slots is None:
+                count = self.leaves[leaf][stage]
+                variables[count.index].name = f"slots_of_stage_{stage}_on_{leaves[leaf]}"
+                continue
+            for slot, literal in enumerate(self._slots[leaf][stage]):
+                variables[literal.index].name = f"slot_{slot}_of_stage_{stage}_on_{leaves[leaf]}"
 
     def assignment(self, problem: MappingProblem, value: Callable[[Any], int]) -> IntArray:
         """The leaf of every slot, [stages, slots], in a solution that uses the grid."""

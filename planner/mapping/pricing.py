@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import compress, product
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,9 @@ from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_o
 from meshwright.planner.mapping.profiles import Profiles, profile_bounds, profiles_of
 from meshwright.planner.mapping.slots import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.solvers.clock import current_end_s
+
+if TYPE_CHECKING:
+    from meshwright.planner.solvers.or_tools import cp_model
 
 # Prices of layouts whose mappings onto parts of nodes are listed and counted; bounds of all others.
 
@@ -395,6 +398,8 @@ WORTH_APART = 1.01
 """Where experts' traffic slows a layer by less than this on the worst of places, that prices all stages."""
 FEW_NEEDS = 8
 """Ways in which stages can lie that are priced without bounds of their own."""
+MOST_WAYS_PRICED = 64
+"""Ways in which a layout can lie that are priced to be stated; further ones stand by their bounds."""
 TRIES = 3
 """Mappings priced where profiles stand for others too, so that none meets its profile's price."""
 MAPPING_LIMIT_S = 2.0
@@ -415,6 +420,18 @@ class _MappingSpace:
     """The same with stages priced apart, as near as counting slots allows, once it was needed."""
     by_stage: _MappingSpace | None = None
     """Of that, every way in which stages can lie, once it was needed."""
+
+
+class Way(NamedTuple):
+    """How far the groups of a layout reach under some of its mappings."""
+
+    placement: Placement
+    """Arrays [levels]."""
+    need: Need | None
+    """What that asks of the slots; None where nothing is asked of them."""
+    bound_s: float
+    priced: Priced | None
+    """None where no price was worked out."""
 
 
 class MappedPricing(CostModelPricing):
@@ -800,21 +817,87 @@ class MappedPricing(CostModelPricing):
         space.excluded[space.profiles.implying(row)] = True
         return np.where(space.excluded, inf, bound_s)
 
+    def ways_below(self, plan: Priced, placement: Placement) -> list[Way]:
+        """How a plan's layout can lie: as it does, and in each way that limits alone may make faster.
+
+        Parameters
+        ----------
+        plan
+            A layout under a mapping, as it was priced.
+        placement
+            Of that mapping, arrays [levels].
+
+        Returns
+        -------
+        list of Way
+            The plan's own first; alone where its mappings take parts of nodes, which have no needs.
+        """
+        layout = replace(plan.layout, recompute_layers=0)
+        space = self._space(layout)
+        if space is None or plan.ranks is None:
+            return [Way(placement, None, plan.step_time_s, plan)]
+        apart = self._apart_of(plan)
+        space = space if apart is None else self._by_stage(apart, layout)
+        profiles = space.profiles
+        instance, assignment = self._assigned(plan, stages_apart=apart is not None)
+        need = profiles.need_of(
+            placement_of(self._workload.on(int(layout.gpus)), instance, assignment)
+        )
+        ways = [Way(placement, need, plan.step_time_s, plan)]
+        (bound_s,) = profile_bounds(self._workload, _array_of(layout), [profiles], self._limit_gib)
+        pricing = PlacedAs(self._workload, profiles.placement, Peaks())
+        rows = np.argsort(bound_s, kind="stable")
+        for row in rows[(bound_s < plan.step_time_s)[rows] & ~space.excluded[rows]].tolist():
+            priced = None
+            if len(ways) <= MOST_WAYS_PRICED:
+                one = MappingBounds(matrices={PROFILE: np.array([[row]])}, bound_s=bound_s[[row]])
+                priced = pricing.exact(layout, one, plan.step_time_s)
+                if priced is None and pricing.undecided_s >= plan.step_time_s:
+                    continue
+            own = replace(
+                profiles.placement,
+                **{name: np.asarray(m)[row] for name, m in vars(profiles.placement).items()},
+            )
+            if priced is not None:
+                priced = replace(priced, matrix={}, stage_ep=_of_stages(own))
+            ways.append(Way(own, profiles.needs[row], float(bound_s[row]), priced))
+        return ways
+
+    def leaf_names(self, layout: Layout) -> tuple[str, ...]:
+        """Names of the leaves on which slots of a layout can be, with their pods where there are several."""
+        space = self._space(layout)
+        if space is None:
+            return ()
+        slots = space.instance.slots
+        if len(slots.pod_names) == 1:
+            return slots.leaf_names
+        pods = [slots.pod_names[pod] for pod in slots.leaf_pod]
+        return tuple(f"{pod}_{leaf}" for pod, leaf in zip(pods, slots.leaf_names, strict=True))
+
+    def state_places(self, model: cp_model.CpModel, plan: Priced, placement: Placement) -> None:
+        """Adds to a model where a plan's tensor groups lie, if its mappings take parts of nodes.
+
+        Parameters
+        ----------
+        model
+            Where variables and rows go.
+        plan
+            A layout under a mapping.
+        placement
+            Of that mapping, arrays [levels], which others reach as far as.
+        """
+        if self._is_counted(replace(plan.layout, recompute_layers=0)):
+            reach = cover_of(self._workload.cluster, plan.layout).reach
+            reach.state_places(model, reach.row(placement))
+
     def with_least_traffic(self, priced: Priced) -> Priced:
         """Under the mapping with the least traffic, of those with the lowest price that are known."""
         workload = self._workload.on(int(priced.layout.gpus))
         space = self._space(priced.layout)
         if space is None or priced.ranks is None:
             return priced
-        apart = None
-        if priced.stage_ep is not None:
-            layout = replace(priced.layout, recompute_layers=0)
-            self._tell_stages_apart(_array_of(layout))
-            apart = self._space_apart(layout)
-        instance = replace(
-            choice_instance(workload, priced.layout, priced.stages), stages_apart=apart is not None
-        )
-        now = assignment_of_ranks(instance, priced.ranks)
+        apart = self._apart_of(priced)
+        instance, now = self._assigned(priced, stages_apart=apart is not None)
         placement = placement_of(workload, instance, now)
         assignments = [
             now,
@@ -849,6 +932,22 @@ class MappedPricing(CostModelPricing):
             stage_ep=_of_stages(placement),
             step_time_s=self._seconds(priced, placement),
         )
+
+    def _apart_of(self, priced: Priced) -> _MappingSpace | None:
+        """Where the layout of a price can lie with stages priced apart; None where that one does not."""
+        if priced.stage_ep is None:
+            return None
+        layout = replace(priced.layout, recompute_layers=0)
+        self._tell_stages_apart(_array_of(layout))
+        return self._space_apart(layout)
+
+    def _assigned(self, priced: Priced, *, stages_apart: bool) -> tuple[Instance, IntArray]:
+        """The mapping problem of a price, and the leaf of every slot under its ranks."""
+        workload = self._workload.on(int(priced.layout.gpus))
+        instance = choice_instance(workload, priced.layout, priced.stages)
+        assert priced.ranks is not None
+        assignment = assignment_of_ranks(instance, priced.ranks)
+        return replace(instance, stages_apart=stages_apart), assignment
 
     def _seconds(self, priced: Priced, placement: Placement) -> float:
         workload = self._workload.on(int(priced.layout.gpus))
@@ -1050,7 +1149,9 @@ def largest_cut_use(workload: Workload, priced: Priced) -> float:
     return max(cut_uses(workload, priced).values(), default=0.0)
 
 
-def cut_uses(workload: Workload, priced: Priced) -> dict[str, float]:
+def cut_uses(
+    workload: Workload, priced: Priced, placement: Placement | None = None
+) -> dict[str, float]:
     """The share of each cut's capacity that the job and what levels state of others use in each phase.
 
     Parameters
@@ -1058,7 +1159,9 @@ def cut_uses(workload: Workload, priced: Priced) -> dict[str, float]:
     workload
         Run as the price assumes, on any number of GPUs.
     priced
-        A layout on a regular fabric.
+        A layout under a mapping.
+    placement
+        Of that mapping, arrays [levels]; worked out from the matrix without it, as regular fabrics have one.
 
     Returns
     -------
@@ -1066,14 +1169,15 @@ def cut_uses(workload: Workload, priced: Priced) -> dict[str, float]:
         By level, kind of cut and phase: 'leaf_uplink_gradients'.
     """
     workload = workload.on(int(priced.layout.gpus))
-    rows = {axis: np.asarray(row, dtype=np.int64) for axis, row in priced.matrix.items()}
-    placement = placement_on(workload.cluster, priced.layout, rows)
+    if placement is None:
+        rows = {axis: np.asarray(row, dtype=np.int64) for axis, row in priced.matrix.items()}
+        placement = placement_on(workload.cluster, priced.layout, rows)
     use = mapping_use(
         workload,
         priced.layout,
         priced.stages,
         placement=placement,
         priced=estimate_layout(workload, priced.layout, placement, priced.stages),
-        places=ranks_on(workload.cluster, priced.matrix),
+        places=priced.ranks or ranks_on(workload.cluster, priced.matrix),
     )
     return {f"{cut.level}_{cut.cut}_{cut.phase}": cut.total_use for cut in use.cuts}

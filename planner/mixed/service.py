@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.cluster_specs.reader import MixedClusterSpec
-from meshwright.constraints.fabric import domain_gpus, members_in_domain
+from meshwright.constraints.fabric import domain_gpus, inside_domains, members_in_domain
 from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel.data_parallel import LEAST_GAIN
 from meshwright.costmodel.footprint import usable_hbm_gib
@@ -1052,13 +1052,13 @@ def _alone_combination(
     workload = request.parts[part].workload(priced.execution).on(int(priced.layout.gpus))
     matrix = {axis: np.array([row]) for axis, row in priced.matrix.items()}
     placement = placement_on(workload.cluster, layout, matrix)
-    inside = {axis: int(members_in_domain(placement, axis)[0]) for axis in workload.inside_domain}
+    inside = {axis: int(count[0]) for axis, count in inside_domains(workload, placement).items()}
     combination = Combination(
         layout=replace(priced.layout, recompute_layers=0),
         execution=priced.execution,
         matrix=priced.matrix,
         bound_s=priced.step_time_s,
-        costs=combination_costs(workload, layout, matrix)[0],
+        costs=combination_costs(workload, layout, placement)[0],
         memory=largest.rows(workload, priced.layout),
         limit_gib=largest.hbm_gib,
         is_open=False,

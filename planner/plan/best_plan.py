@@ -49,6 +49,7 @@ from meshwright.planner.request.choices import DOUBLED
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.search.branches import Combination
+from meshwright.planner.search.choosers import model_of_places
 from meshwright.planner.search.kernel_model import KernelModel
 from meshwright.planner.search.loop import KnownSurvey, Progress, search_executions
 from meshwright.planner.search.pricing import ALL_PLANS, Certificate, Outcome, SearchParams, Sought
@@ -697,7 +698,20 @@ def export_model(request: PlanRequest, outcome: Outcome, path: Path) -> str | No
     if model is not None:
         limits = [limits_of_combination(request, each) for each in model.combinations]
         model.state_limits({"tp": [inside for inside, _ in limits]}, [uses for _, uses in limits])
+    elif outcome.best and is_irregular(request.cluster) and request.method != "exhaustive":
+        model = _model_of_places(request, outcome.best)
     return written_model(request, model, path)
+
+
+def _model_of_places(request: PlanRequest, best: Sequence[Priced]) -> KernelModel:
+    """Of the best layouts of an irregular fabric."""
+    works = [request.workload(each.execution).on(int(each.layout.gpus)) for each in best]
+    return model_of_places(
+        [
+            (workload, each, Setup.of_priced(workload, each).placement)
+            for workload, each in zip(works, best, strict=True)
+        ]
+    )
 
 
 def limits_of_combination(
@@ -753,8 +767,6 @@ def written_model(request: PlanRequest, model: KernelModel | None, path: Path) -
 def _why_none(request: PlanRequest) -> str:
     if request.method == "exhaustive":
         return "an exhaustive search solves none"
-    if is_irregular(request.cluster):
-        return "irregular fabrics are searched by models of slots, which bound no printed figure"
     return "rules and memory left no layout that a model could choose"
 
 

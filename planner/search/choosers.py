@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.fabric import members_in_domain
+from meshwright.constraints.fabric import domain_gpus, inside_domains
 from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import GROUPS, Layout, Placement, StagedPlacement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError, OutOfTimeError
-from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
+from meshwright.planner.bounds.combination_costs import (
+    CombinationCosts,
+    RankCosts,
+    combination_costs,
+    memory_rows,
+)
 from meshwright.planner.bounds.exact_cost import Matrix, Priced
-from meshwright.planner.bounds.mappings import Matrices, rows_under
+from meshwright.planner.bounds.mappings import rows_under
 from meshwright.planner.bounds.paces import host_limit_gib
 from meshwright.planner.mapping.joint import Grid, Need
+from meshwright.planner.mapping.pricing import MappedPricing, Way, cut_uses
 from meshwright.planner.search.branches import Branch, Candidate, Chooser, Combination, as_array
 from meshwright.planner.search.kernel_model import KernelChoice, KernelModel
 from meshwright.planner.search.model import (
@@ -113,11 +120,12 @@ class KernelChooser(Chooser):
             for axis in owners[0].mappings.matrices
         }
         layouts = Layout(**columns)
-        costs = combination_costs(workload, layouts, table)
+        placement = placement_on(workload.cluster, layouts, table)
+        costs = combination_costs(workload, layouts, placement)
         if branch.corrections is not None:
             factors = branch.corrections.factor(workload, layouts).tolist()
             costs = [each.times(factor) for each, factor in zip(costs, factors, strict=True)]
-        inside = _inside(workload, layouts, table)
+        inside = inside_domains(workload, placement)
         memory = {owner: tuple(memory_rows(workload, owner.layout)) for owner in set(owners)}
         runs = {owner: branch.execution_of(owner.layout) for owner in set(owners)}
         limit_gib = usable_hbm_gib(workload)
@@ -276,16 +284,6 @@ def _outside_s(candidate: Candidate) -> NDArray[np.float64]:
     return np.full(len(candidate.mappings.bound_s), inf) if outside_s is None else outside_s
 
 
-def _inside(
-    workload: Workload, layouts: Layout, table: Matrices
-) -> Mapping[str, NDArray[np.int64]]:
-    """By axis that is to stay inside: members of a group that share a domain, under each mapping."""
-    if not workload.inside_domain:
-        return {}
-    placement = placement_on(workload.cluster, layouts, table)
-    return {axis: members_in_domain(placement, axis) for axis in workload.inside_domain}
-
-
 def _price_of(matrix: Matrix, prices: Sequence[Priced]) -> Priced | None:
     """The price of one mapping among some."""
     return next((priced for priced in prices if priced.matrix == matrix), None)
@@ -425,3 +423,107 @@ class SlotChooser(Chooser):
             grids = more if fits else grids
             needs.append(own if fits else [None] * len(own))
         return needs
+
+
+# A plan on an irregular fabric as a model that others can solve: the ways in which its layout can lie.
+
+
+def model_of_places(best: Sequence[tuple[Workload, Priced, Placement]]) -> KernelModel:
+    """The choice among the best layouts of an irregular fabric, and how the first of them lies there.
+
+    That one stands in it in each way that may be faster, with what this asks of its slots, the others as they
+    are priced. The optimum is the first one's step, as far as the search has proven that nothing faster can
+    be had of its slots.
+
+    Parameters
+    ----------
+    best
+        The plan and others, no faster, each with the workload that it was priced on and its groups' places,
+        arrays [levels].
+
+    Returns
+    -------
+    KernelModel
+        With all its rows.
+    """
+    workload, plan, placement = best[0]
+    pricing = MappedPricing(workload)
+    rows = _ways_as_combinations(workload, plan, pricing.ways_below(plan, placement))
+    for work, other, placed in best[1:]:
+        if other.step_time_s >= plan.step_time_s:
+            own = Way(placed, None, other.step_time_s, other)
+            rows += _ways_as_combinations(work, other, [own])
+    model = KernelModel(
+        layers=workload.model.layers,
+        leading=workload.model.dense_layers if workload.model.moe_layers else 0,
+        combinations=[combination for combination, _ in rows],
+        cutoff_s=plan.step_time_s,
+        empty_ends=may_have_empty_ends(workload),
+        host_limit_gib=host_limit_gib(workload),
+    )
+    uses = [dict(each.priced.cut_uses) if each.priced else {} for each, _ in rows]
+    model.state_limits({"tp": [domain_gpus(workload)] * len(rows)}, uses)
+    model.state_places([need for _, need in rows], pricing.leaf_names(plan.layout))
+    pricing.state_places(model.model, plan, placement)
+    return model
+
+
+def _ways_as_combinations(
+    workload: Workload, plan: Priced, ways: Sequence[Way]
+) -> list[tuple[Combination, Need | None]]:
+    """Ways in which a layout can lie, the plan's own first, with what each asks of the slots."""
+    layout, limit_gib = replace(plan.layout, recompute_layers=0), usable_hbm_gib(workload)
+    memory = memory_rows(workload, plan.layout)
+    pairs = []
+    for way in ways:
+        inside = inside_domains(workload, way.placement)
+        priced = way.priced
+        if priced is plan:
+            uses = cut_uses(workload, plan, way.placement)
+            priced = replace(plan, cut_uses=tuple(uses.items()))
+        combination = Combination(
+            layout=layout,
+            execution=plan.execution,
+            matrix=_members_by_level(way.placement),
+            bound_s=way.bound_s,
+            costs=_costs_by_stage(workload, layout, way.placement),
+            memory=memory,
+            limit_gib=limit_gib,
+            is_open=priced is None,
+            priced=priced,
+            inside={axis: int(members) for axis, members in inside.items()},
+        )
+        pairs.append((combination, way.need))
+    return pairs
+
+
+def _members_by_level(placement: Placement) -> Matrix:
+    """Members of each group inside a block of every level, of experts by stage where stages differ."""
+    members = {name: tuple(getattr(placement, name).tolist()) for name in GROUPS}
+    if isinstance(placement, StagedPlacement):
+        del members["ep"]
+        for stage, row in enumerate(placement.stage_ep.tolist()):
+            members[f"ep_of_stage_{stage}"] = tuple(row)
+    return members
+
+
+def _costs_by_stage(workload: Workload, layout: Layout, placement: Placement) -> CombinationCosts:
+    """Of a layout under one placement; each rank's own where stages differ, and the least for all ranks."""
+    columns = {name: np.asarray(getattr(placement, name))[None] for name in GROUPS}
+    if not isinstance(placement, StagedPlacement):
+        return combination_costs(workload, as_array(layout), Placement(**columns))[0]
+    nearest = {**columns, "ep": placement.stage_ep.max(axis=0)[None]}
+    every = [Placement(**nearest)]
+    every += [Placement(**{**columns, "ep": row[None]}) for row in placement.stage_ep]
+    least, *stages = (combination_costs(workload, as_array(layout), one)[0] for one in every)
+    last = len(stages) - 1
+    ranks = [
+        RankCosts(
+            own.layer_s,
+            own.leading_s,
+            own.again_s,
+            own.first_s * (rank == 0) + own.last_s * (rank == last),
+        )
+        for rank, own in enumerate(stages)
+    ]
+    return replace(least, ranks=tuple(ranks))

@@ -31,6 +31,7 @@ from meshwright.costmodel.layout import ROUNDING, Layout, Recompute
 from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.planner.bounds.combination_costs import RankCosts
 from meshwright.planner.bounds.paces import HostRow, RankRow
+from meshwright.planner.mapping.joint import Need, post_mappings
 from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.search.branches import Combination
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
@@ -404,6 +405,24 @@ class KernelModel:
         if self.max_cut_use >= 1:
             spare_cuts(self.model, self._literals, uses, MOST_USE)
 
+    def state_places(self, needs: Sequence[Need | None], leaves: Sequence[str]) -> None:
+        """Adds where slots lie, for whoever reads the model.
+
+        Parameters
+        ----------
+        needs
+            What each combination asks of the slots; None where it asks nothing.
+        leaves
+            Names of the leaves.
+        """
+        for name in sorted({name for each in self.combinations for name in each.matrix}):
+            self._named(lambda each, name=name: f"{name}_in_blocks_{_joined(each.matrix[name])}")  # type: ignore[misc]
+        mapped = post_mappings(
+            self.model, [[literal] for literal in self._literals], [[need] for need in needs]
+        )
+        for cells in mapped.cells.values():
+            cells.state_names(leaves)
+
     def _step(self) -> None:
         """The step by its parts, and no less than its bound."""
         recomputed = sum(self._recomputed_r)
@@ -471,6 +490,10 @@ class KernelModel:
             layers=tuple(solver.value(self._layers_r[rank]) for rank in ranks),
             recomputed=tuple(solver.value(self._recomputed_r[rank]) for rank in ranks),
         )
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return "_".join(map(str, numbers))
 
 
 def _value(layout: Layout, name: str) -> object:

@@ -11,6 +11,7 @@ from ortools.sat.python import cp_model
 
 from meshwright.costmodel.estimate import stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.placement import placement_on
 from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -63,7 +64,8 @@ def check_below_the_truth(space: Space, layout: Layout, priced: Priced) -> None:
     workload = space.workload.on(int(layout.gpus))
     columns = {name: np.array([value]) for name, value in vars(layout).items()}
     table = {axis: np.array([row]) for axis, row in priced.matrix.items()}
-    costs = combination_costs(workload, Layout(**columns), table)[0]
+    placement = placement_on(workload.cluster, Layout(**columns), table)
+    costs = combination_costs(workload, Layout(**columns), placement)[0]
     full = bool(int(layout.recompute) & Recompute.FULL)
     amount = int(priced.layout.recompute_layers) if full else 0
     layers = [sum(sizes) for sizes in priced.stages]
