@@ -37,18 +37,7 @@ from meshwright.planner.plan.document import (
     SoftwareNeed,
 )
 from meshwright.planner.plan.texts import workload_of_plan
-from meshwright.planner.report.plan_words import (
-    claim_words,
-    cost_rows,
-    host_words,
-    proof_text,
-    pruning_text,
-    space_text,
-    status_meaning,
-    status_words,
-    trained_line,
-    training_text,
-)
+from meshwright.planner.report import plan_words
 from meshwright.planner.report.prediction_view import (
     against_today,
     headline,
@@ -116,7 +105,7 @@ def first_screen(plan: Plan) -> View:
     view: View = []
     if plan.baseline is not None and plan.predicted is not None:
         view.append(line(Words(headline(plan), "bold")))
-    status = status_words(plan.status, plan.objective.gap)
+    status = plan_words.status_words(plan.status, plan.objective.gap)
     view.append(line(Words(status, STATUS_STYLES[plan.status]), f": {meaning_words(plan)}"))
     return [*view, Facts(_facts(plan)), *infeasible_view(plan)]
 
@@ -124,7 +113,7 @@ def first_screen(plan: Plan) -> View:
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     """The answer, and what was asked."""
     rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
-    rows += [("idle", optional(plan.idle, _idle_text)), *cost_rows(plan.cost)]
+    rows += [("idle", optional(plan.idle, _idle_text)), *plan_words.cost_rows(plan.cost)]
     return rows + _question(plan.inputs)
 
 
@@ -139,7 +128,7 @@ def facts_beside(plan: Plan) -> Facts:
 
 def meaning_words(plan: Plan) -> str:
     """What the status of a plan says."""
-    return status_meaning(plan.status, plan.objective.gap, _MEANINGS)
+    return plan_words.status_meaning(plan.status, plan.objective.gap, _MEANINGS)
 
 
 def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
@@ -295,7 +284,9 @@ def _host_memory(plan: Plan, predicted: Predicted) -> str:
         or (plan.layout.optimizer_offload > 0 and parameters_go_with_states(inputs.framework)),
     }
     on_hosts = [what for what, is_there in there.items() if is_there]
-    words = host_words(plan.layout.optimizer_offload, predicted.host_memory_gib, on_hosts)
+    words = plan_words.host_words(
+        plan.layout.optimizer_offload, predicted.host_memory_gib, on_hosts
+    )
     has_gib = inputs.cluster.host_memory_gib
     return f"{words} (it has {count(has_gib)})" if words and has_gib is not None else words
 
@@ -364,8 +355,8 @@ def training_rows(inputs: PlanInputs) -> list[tuple[str, str]]:
         batch = f"{batch}, {percent(inputs.lengths.fill)} full"
     return [
         ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
-        ("training", training_text(inputs)),
-        *trained_line(inputs),
+        ("training", plan_words.training_text(inputs)),
+        *plan_words.trained_line(inputs),
         *_images_line(inputs),
     ]
 
@@ -505,10 +496,10 @@ def proof_view(plan: Plan) -> View:
     if solver.layouts_considered:
         effort += f", {counted(solver.layouts_considered, 'layout')} considered"
     rows = [
-        ("proof", proof_text(plan)),
-        ("space", optional(solver.space, space_text)),
+        ("proof", plan_words.proof_text(plan)),
+        ("space", optional(solver.space, plan_words.space_text)),
         ("search", effort),
-        ("pruning", pruning_text(solver)),
+        ("pruning", plan_words.pruning_text(solver)),
     ]
     return [Heading("Proof"), Facts(rows)]
 
@@ -554,7 +545,7 @@ def choice_words(choice: ExecutionChoice) -> str:
         unproven = "feasible" if step_s is not None else "not searched"
         proven = "optimal" if step_s is not None else "infeasible"
         status = proven if choice.proven else unproven
-    return claim_words(status, step_s, choice.lower_bound_s_without)
+    return plan_words.claim_words(status, step_s, choice.lower_bound_s_without)
 
 
 def measured_words(choice: ExecutionChoice) -> str:

@@ -52,28 +52,9 @@ from meshwright.planner.request.plan_request import (
     with_images,
 )
 from meshwright.planner.request.reader import read_images
+from meshwright.planner.runs import run_terms
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
-from meshwright.planner.runs.run_terms import (
-    MODULE_NAMES,
-    attends_in_fp8,
-    attention_kernel_kind,
-    attention_kernel_of_release,
-    balanced,
-    check_context_groups,
-    check_offload,
-    cp_comm_kind,
-    cuda_graph_kind,
-    fused_loss_in_words,
-    gradient_type_of,
-    has_first_fp8_kernels,
-    layers_from_words,
-    moe_dispatch_kind,
-    offloaded_set,
-    recipe_switch,
-    recompute_mask,
-    shard_group_size,
-)
 
 # From the `run` section of a run file to a layout, its stages and the name of a software profile.
 
@@ -218,7 +199,11 @@ def _shard_groups(settings: SettingsDoc, dp: int) -> int:
             )
     if settings.shard_groups is not None:
         return settings.shard_groups
-    ranks = settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")) or replicas
+    ranks = (
+        settings.shard_group
+        or run_terms.shard_group_size(settings.recipe.get("zero1_group"))
+        or replicas
+    )
     return max(replicas // ranks, 1)
 
 
@@ -283,15 +268,17 @@ def _recompute(
 ) -> tuple[int, int, list[str]]:
     modules, remarks = [], []
     for module in settings.recompute_modules:
-        if module.lower() in MODULE_NAMES:
+        if module.lower() in run_terms.MODULE_NAMES:
             modules.append(module.lower())
         elif published:
             remarks.append(f"recompute_modules {module!r} is not known, left out")
         else:
             what = "not a module that can be recomputed"
-            refuse_unknown([module], MODULE_NAMES, where="run.recompute_modules", what=what)
+            refuse_unknown(
+                [module], run_terms.MODULE_NAMES, where="run.recompute_modules", what=what
+            )
     layers_per_chunk = model.layers // (settings.pp * settings.vpp)
-    mask, layers, mask_remarks = recompute_mask(
+    mask, layers, mask_remarks = run_terms.recompute_mask(
         settings.recompute, modules, settings.recompute_layers, layers_per_chunk
     )
     return mask, layers, remarks + mask_remarks
@@ -308,7 +295,7 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
         return _written_stages(split, settings, model), []
     words, remarks = settings.layer_split or split, []
     if words is not None:
-        chunks = layers_from_words(words, model.layers, chunk_count)
+        chunks = run_terms.layers_from_words(words, model.layers, chunk_count)
         if chunks is not None:
             return _by_rank(chunks, pp), []
         remarks.append(f"layer split not understood, layers split evenly: {words}")
@@ -321,7 +308,7 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
     remarks.append(
         f"{model.layers} layers do not divide into {chunk_count} chunks: balanced, larger ones first"
     )
-    return _by_rank(balanced(model.layers, chunk_count), pp), remarks
+    return _by_rank(run_terms.balanced(model.layers, chunk_count), pp), remarks
 
 
 def _written_stages(rows: list[Any], settings: SettingsDoc, model: ModelSpec) -> Stages:
@@ -548,8 +535,8 @@ def _run(
     workload = with_needed_syncs(workload, layout)
     check_fp8_attention(settings, cluster)
     check_attention_kernel(settings, cluster)
-    check_context_groups(workload, layout)
-    check_offload(workload, layout)
+    run_terms.check_context_groups(workload, layout)
+    run_terms.check_offload(workload, layout)
     return Run(
         id=doc.id or default_id,
         source=doc.source,
@@ -579,15 +566,19 @@ def _checks_collectives(
 def _software_of(settings: SettingsDoc) -> dict[str, Any]:
     """Kernels of a run, by itself, by the flags of its recipe or by the release that it names."""
     recipe, release = settings.recipe, settings.framework
-    gathers_anew = recipe_switch(recipe, "tp_recompute_allgather")
+    gathers_anew = run_terms.recipe_switch(recipe, "tp_recompute_allgather")
     return {
         "attention_kernel": settings.attention_kernel
-        or attention_kernel_kind(recipe.get("attention_kernel", ""))
-        or attention_kernel_of_release(release),
-        "first_fp8_kernels": _stated(settings.first_fp8_kernels, has_first_fp8_kernels(release)),
-        "fused_norm": recipe_switch(recipe, "fused_rmsnorm"),
-        "permutes_in_dispatch": bool(recipe_switch(recipe, "moe_permute_fusion_into_hybridep")),
-        "checks_gradients": bool(recipe_switch(recipe, "check_for_nan_in_grad")),
+        or run_terms.attention_kernel_kind(recipe.get("attention_kernel", ""))
+        or run_terms.attention_kernel_of_release(release),
+        "first_fp8_kernels": _stated(
+            settings.first_fp8_kernels, run_terms.has_first_fp8_kernels(release)
+        ),
+        "fused_norm": run_terms.recipe_switch(recipe, "fused_rmsnorm"),
+        "permutes_in_dispatch": bool(
+            run_terms.recipe_switch(recipe, "moe_permute_fusion_into_hybridep")
+        ),
+        "checks_gradients": bool(run_terms.recipe_switch(recipe, "check_for_nan_in_grad")),
         "keeps_gathered_inputs": settings.keeps_gathered_inputs or gathers_anew is False,
     }
 
@@ -604,17 +595,21 @@ def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
         said
         | overlaps
         | {
-            "cuda_graph": settings.cuda_graph or cuda_graph_kind(recipe),
-            "cp_comm": cp_comm_kind(settings.cp_comm),
+            "cuda_graph": settings.cuda_graph or run_terms.cuda_graph_kind(recipe),
+            "cp_comm": run_terms.cp_comm_kind(settings.cp_comm),
             "cp_inner": settings.cp_inner,
-            "moe_dispatch": settings.moe_dispatch or moe_dispatch_kind(recipe),
-            "gradient_dtype": gradient_type_of(
+            "moe_dispatch": settings.moe_dispatch or run_terms.moe_dispatch_kind(recipe),
+            "gradient_dtype": run_terms.gradient_type_of(
                 settings.gradient_dtype or recipe.get("gradient_sync", "")
             ),
-            "fp8_params": _stated(settings.fp8_params, recipe_switch(recipe, "fp8_param_gather")),
-            "fp8_attention": _stated(settings.fp8_attention, attends_in_fp8(recipe)),
-            "te_loss": _stated(settings.fused_loss, fused_loss_in_words(settings.framework)),
-            "offload_modules": offloaded_set(settings.offload_modules),
+            "fp8_params": _stated(
+                settings.fp8_params, run_terms.recipe_switch(recipe, "fp8_param_gather")
+            ),
+            "fp8_attention": _stated(settings.fp8_attention, run_terms.attends_in_fp8(recipe)),
+            "te_loss": _stated(
+                settings.fused_loss, run_terms.fused_loss_in_words(settings.framework)
+            ),
+            "offload_modules": run_terms.offloaded_set(settings.offload_modules),
             "parameter_offload": _place_of_parameters(settings),
         }
     )
