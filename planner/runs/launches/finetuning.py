@@ -877,19 +877,43 @@ def _llamafactory_adapters(
     said = document.get(_TARGETS, "all")
     names = [name.strip() for name in said.split(",")] if isinstance(said, str) else said
     targets, unread = adapter_targets({_TARGETS: names}, _TARGETS, where)
-    decomposed = document.get(_DECOMPOSES) is True
     bits = bits_of_base(document, _BITS, _QUANTISES, where)
-    unread += unread_dropout(document, decomposed=decomposed)
+    adapters, of_dropout = adapters_of(document, _DECOMPOSES, bits, rank, targets)
+    return adapters, [*unread, *of_dropout]
+
+
+def adapters_of(
+    fields: Mapping[str, Any],
+    decomposes: str,
+    bits: int,
+    rank: int,
+    targets: Iterable[str],
+    *,
+    usual_dropout: float = 0.0,
+) -> tuple[dict[str, Any], list[str]]:
+    """Adapters of a configuration, and its field of dropout where that is not read.
+
+    Before DoRA's input it is not: the frozen product runs twice then.
+
+    Parameters
+    ----------
+    fields
+        Of the configuration, `lora_dropout` among them.
+    decomposes
+        Name of the switch of DoRA.
+    bits
+        Of a frozen weight: 4, 8 or 16.
+    rank
+        Width of the adapters, from 1.
+    targets
+        Matrices that have one.
+    usual_dropout
+        What stands for a field that is not there.
+    """
+    decomposed, dropout = fields.get(decomposes) is True, fields.get(_DROPOUT, usual_dropout)
     method = adapter_method(bits, decomposed=decomposed)
-    return adapters_mapping(method, rank, targets, document.get(_DROPOUT)), unread
-
-
-def unread_dropout(
-    fields: Mapping[str, Any], *, decomposed: bool, default: float = 0.0
-) -> list[str]:
-    """The dropout of DoRA's input, with which the frozen product runs twice; none where there is none."""
-    drops = decomposed and bool(fields.get(_DROPOUT, default))
-    return [_DROPOUT] if drops else []
+    unread = [_DROPOUT] if decomposed and dropout else []
+    return adapters_mapping(method, rank, targets, dropout), unread
 
 
 # Axolotl.
@@ -1085,7 +1109,5 @@ def _axolotl_adapters(
     quantised = document.get(_BNB) or {}
     if quantised not in ({}, {"bnb_4bit_use_double_quant": True}):
         unread.append(_BNB)
-    decomposed = document.get(_AXOLOTL_DECOMPOSES) is True
-    unread += unread_dropout(document, decomposed=decomposed)
-    method = adapter_method(bits, decomposed=decomposed)
-    return adapters_mapping(method, rank, targets, document.get(_DROPOUT)), unread
+    adapters, of_dropout = adapters_of(document, _AXOLOTL_DECOMPOSES, bits, rank, targets)
+    return adapters, [*unread, *of_dropout]

@@ -27,7 +27,7 @@ from meshwright.frameworks.megatron import (
     SWIFT_EXTRAS,
     SWIFT_SWITCHES,
 )
-from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
+from meshwright.model_specs.adapters import ALL_LINEAR
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import CommandLine, trains_a_part
@@ -51,7 +51,7 @@ from meshwright.planner.runs.launches.finetuning import (
     STEPS,
     TUNING,
     adapter_targets,
-    adapters_mapping,
+    adapters_of,
     bits_of_base,
     file_beside,
     from_accelerate,
@@ -68,7 +68,6 @@ from meshwright.planner.runs.launches.finetuning import (
     remarks_on_experts,
     sharded,
     trainers_deepspeed,
-    unread_dropout,
     with_synced_batches,
 )
 from meshwright.planner.runs.launches.launch_run import (
@@ -635,11 +634,10 @@ def _adapters(
     if not dialect.is_swift and bits == 4 and not fields.get(_NESTED):
         unread.append(_NESTED)
     remarks += remarks_on_experts(model, targets)
-    decomposed = fields.get(_DECOMPOSES) is True
-    unread += unread_dropout(fields, decomposed=decomposed, default=dialect.dropout)
-    method = adapter_method(bits, decomposed=decomposed)
-    dropout = fields.get(_DROPOUT, dialect.dropout)
-    return adapters_mapping(method, rank, targets, dropout), remarks, unread
+    adapters, of_dropout = adapters_of(
+        fields, _DECOMPOSES, bits, rank, targets, usual_dropout=dialect.dropout
+    )
+    return adapters, remarks, [*unread, *of_dropout]
 
 
 def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -> bool:
