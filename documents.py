@@ -635,6 +635,15 @@ def write_files(
     all are renamed, so a reader never sees half a file, and an interrupt leaves all files or none. Raises
     InputError if a name leads out of the folder (also through a symbolic link), or if a file exists and
     `force` is not set.
+
+    Parameters
+    ----------
+    directory
+        The folder.
+    files
+        Texts by their names under it.
+    force
+        Whether files that are there are replaced.
     """
     root = _folder(Path(directory))
     targets = {name: _target(root, name) for name in files}

@@ -106,6 +106,15 @@ def sizes_between(first_bytes: float, end_bytes: float | None, factor: float) ->
     """The sizes of a sweep in bytes, `factor` apart; the first alone without an end.
 
     Raises InputError for more than `MOST_SIZES`.
+
+    Parameters
+    ----------
+    first_bytes
+        The smallest, above 0.
+    end_bytes
+        None is larger; None for the first alone.
+    factor
+        From one size to the next, above 1.
     """
     if end_bytes is None:
         return [first_bytes]
