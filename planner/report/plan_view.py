@@ -196,7 +196,12 @@ def evidence_text(evidence: GainEvidence) -> str:
 def evidence_view(plan: Plan, *, is_full: bool = True) -> View:
     """The nearest measured run, and what was measured of the choices that the plan makes otherwise.
 
-    `is_full` says whether the sentence of the first screen stands here too.
+    Parameters
+    ----------
+    plan
+        Of any status.
+    is_full
+        Whether the sentence of the first screen stands here too.
     """
     evidence = plan.evidence
     if evidence is None or evidence.nearest_run is None:
@@ -229,7 +234,15 @@ def evidence_view(plan: Plan, *, is_full: bool = True) -> View:
 
 
 def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
-    """A layout in one line: `tp 4, pp 4 x 10, dp 16; 64 micro-batches of 1; ZeRO 1`."""
+    """A layout in one line: `tp 4, pp 4 x 10, dp 16; 64 micro-batches of 1; ZeRO 1`.
+
+    Parameters
+    ----------
+    layout
+        Of a plan.
+    experts
+        Whether the model has any: ep is said then, whatever it is.
+    """
     micro_batches = counted(layout.num_micro_batches, "micro-batch", "micro-batches")
     recompute = recompute_text(layout)
     parts = [
@@ -242,7 +255,15 @@ def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
 
 
 def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
-    """Degrees of a layout, those of 1 left out but for tp and dp: `tp 4, pp 4 x 10, dp 16`."""
+    """Degrees of a layout, those of 1 left out but for tp and dp: `tp 4, pp 4 x 10, dp 16`.
+
+    Parameters
+    ----------
+    layout
+        Of a plan.
+    experts
+        Whether the model has any: ep is said then, whatever it is.
+    """
     always = {"tp", "dp"} | ({"ep"} if experts else set())
     virtual = {"pp": f" x {layout.vpp}"} if layout.vpp > 1 else {}
     return ", ".join(
@@ -253,7 +274,15 @@ def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
 
 
 def installs_text(plan: AnyPlan, step_time_s: float) -> str:
-    """Software beside the framework, with what is lost without it where that was searched for."""
+    """Software beside the framework, with what is lost without it where that was searched for.
+
+    Parameters
+    ----------
+    plan
+        With what it needs installed.
+    step_time_s
+        Of it, above 0.
+    """
     searched = {choice.choice: choice for choice in plan.choices or ()}
     words = [
         f"{need.software} ({_reason(need, searched.get(need.choice), step_time_s)})"
@@ -670,7 +699,15 @@ def expected_by_pairs_view(expected: ExpectedByPairs | None) -> View:
 
 
 def robustness_view(robustness: Robustness | None, inputs: PlanInputs) -> View:
-    """What becomes of a plan where the cost model is off, one thing at a time."""
+    """What becomes of a plan where the cost model is off, one thing at a time.
+
+    Parameters
+    ----------
+    robustness
+        Of a plan; None where it was not searched.
+    inputs
+        Of the plan.
+    """
     if robustness is None:
         return []
     verdicts = {
@@ -724,8 +761,14 @@ def alternatives_view(
 ) -> View:
     """The next best layouts, with what they lose; choices that all leave plain are not shown.
 
-    `in_front` are columns that stand in front of the choices. A choice that `plan` makes is shown too, and
-    rows that are run otherwise are named below.
+    Parameters
+    ----------
+    layouts
+        The next best, as documents have them.
+    in_front
+        Columns that stand in front of the choices.
+    plan
+        Whose choices are shown too; rows that are run otherwise are named below.
     """
     beside = [] if plan is None or plan.layout is None else [plan.layout.model_dump()]
     every = [*layouts, *beside]

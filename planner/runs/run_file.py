@@ -66,6 +66,13 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
     """GPUs in use and the data-parallel degree, one derived from the other where it is absent.
 
     Raises InputError where they contradict each other or the cluster.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    cluster
+        That it runs on.
     """
     model_parallel = settings.tp * settings.pp * settings.cp
     degrees = f"tp {settings.tp} * pp {settings.pp} * cp {settings.cp}"
@@ -94,6 +101,13 @@ def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
 
     Jobs take equal parts of NVLink domains, 64 GPUs of racks of 72: 512 GPUs stand in eight racks, not in
     seven and a piece.
+
+    Parameters
+    ----------
+    cluster
+        As the run file has it.
+    gpus
+        Of the run.
     """
     domain = cluster.nvlink_domain
     is_whole = cluster.gpus != gpus or gpus <= domain or gpus % domain == 0
@@ -104,7 +118,15 @@ def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
 
 
 def check_fp8_attention(settings: SettingsDoc, cluster: ClusterSpec) -> None:
-    """Raises InputError where a run says that attention is in FP8 and its precision or its GPUs are not."""
+    """Raises InputError where a run says that attention is in FP8 and its precision or its GPUs are not.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    cluster
+        That it runs on.
+    """
     if not settings.fp8_attention:
         return
     where = "run.fp8_attention"
@@ -122,7 +144,15 @@ _ASK_FOR_AMPERE = ("flash-1", "flash-2", "cudnn-9.0", "flash-3")
 
 
 def check_attention_kernel(settings: SettingsDoc, cluster: ClusterSpec) -> None:
-    """Raises InputError where a run names an attention kernel that its GPUs cannot run."""
+    """Raises InputError where a run names an attention kernel that its GPUs cannot run.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    cluster
+        That it runs on.
+    """
     architecture = cluster.device.architecture
     if settings.attention_kernel in _ASK_FOR_AMPERE and architecture in WITHOUT_FLASH:
         raise InputError(
@@ -149,6 +179,15 @@ def places_on_hosts(
 
     They fill the free GPUs of the hosts, or are equally many on each. Raises InputError for a name that no
     node has, or where the ranks do neither.
+
+    Parameters
+    ----------
+    cluster
+        With listed nodes.
+    hosts
+        Their names in the order of the ranks.
+    gpus
+        Ranks in all.
     """
     numbers = {node.name: number for number, node in enumerate(cluster.nodes)}
     for name in hosts:
@@ -210,7 +249,17 @@ def _shard_groups(settings: SettingsDoc, dp: int) -> int:
 def with_expert_tensor_degree(
     settings: SettingsDoc, model: ModelSpec, framework: Framework
 ) -> SettingsDoc:
-    """Settings with the etp that the framework has, where it follows from tp and nothing else is said."""
+    """Settings with the etp that the framework has, where it follows from tp and nothing else is said.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    model
+        With experts or without.
+    framework
+        Whose experts may follow tp.
+    """
     follows = framework.experts_follow_tp and model.moe is not None and settings.ep == 1
     if follows and "etp" not in settings.model_fields_set:
         return settings.model_copy(update={"etp": settings.tp})
@@ -220,7 +269,19 @@ def with_expert_tensor_degree(
 def run_layout(
     settings: SettingsDoc, model: ModelSpec, dp: int, *, published: bool
 ) -> tuple[Layout, list[str]]:
-    """The layout in plain integers, and remarks. Raises InputError where degrees do not fit together."""
+    """The layout in plain integers, and remarks. Raises InputError where degrees do not fit together.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    model
+        That is trained.
+    dp
+        By `gpus_and_dp`.
+    published
+        Whether the row was measured by others: unknown modules become remarks then.
+    """
     replica_batch = settings.micro_batch * dp
     if settings.global_batch % replica_batch:
         raise InputError(
@@ -288,6 +349,13 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
     """Layers of each [rank][virtual stage], or None where they divide evenly, and remarks.
 
     Raises InputError for stages that do not go with pp, vpp or the model's layers.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    model
+        That is trained.
     """
     pp, chunk_count = settings.pp, settings.pp * settings.vpp
     split = settings.stages or settings.pp_layout
@@ -340,6 +408,15 @@ def software_profile(
     """Name of the software profile, and remarks; the nearest one for an unknown framework if `published`.
 
     The name of a calibration stands for the profile that it begins from.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    published
+        Whether the row was measured by others: an unknown framework is priced as its nearest then.
+    calibration
+        Whose name may stand for a framework.
     """
     text = settings.framework
     if calibration is not None and text == calibration.name:
@@ -431,7 +508,12 @@ class UnreadRow:
 def read_runs(path: Path, calibration: Calibration | None = None) -> tuple[Run, ...]:
     """All runs of a file: a single run, or a list under `runs:`. Raises InputError at the first bad row.
 
-    A calibration prices them, and its name may stand for their framework.
+    Parameters
+    ----------
+    path
+        Of the file.
+    calibration
+        With which they are priced, and whose name may stand for their framework.
     """
     runs = []
     for row in read_rows(path, calibration):
@@ -445,6 +527,13 @@ def read_rows(path: Path, calibration: Calibration | None = None) -> Iterator[Ru
     """Yields the rows of a file one by one; a bad row does not keep the others from being read.
 
     Raises InputError when the file itself cannot be used.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    calibration
+        With which they are priced, and whose name may stand for their framework.
     """
     for name, row in _named_rows(path):
         try:
@@ -478,9 +567,21 @@ def run_from_mapping(
 ) -> Run:
     """One run from the mapping of a run file.
 
-    `where` opens every message; model and cluster files are looked for beside `base` too. Published rows
-    (those with `measured`) may carry descriptive keys that this version does not know: they become
-    remarks. Everywhere else an unknown key is an error. Raises InputError.
+    Published rows (those with `measured`) may carry descriptive keys that this version does not know: they
+    become remarks. Everywhere else an unknown key is an error. Raises InputError.
+
+    Parameters
+    ----------
+    row
+        The mapping, as the file has it.
+    where
+        Opens every message.
+    base
+        A folder beside which files of model and cluster are looked for.
+    default_id
+        Of a row without `id`.
+    calibration
+        With which it is priced, and whose name may stand for its framework.
     """
     refuse_adapters(_of_the_run(row), where, _SAID_BY_ADAPTERS)
     cleaned, unread = _without_unknown_words(_without_nulls(row))

@@ -126,7 +126,17 @@ def with_global_batch(launch: LaunchRun, settings: dict[str, Any], gpus: object)
 
 
 def section_of(document: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    """A mapping inside a document, empty where it is absent. Raises InputError for anything else."""
+    """A mapping inside a document, empty where it is absent. Raises InputError for anything else.
+
+    Parameters
+    ----------
+    document
+        Of the file.
+    key
+        Of the mapping.
+    where
+        The file's name, for messages.
+    """
     value = document.get(key) or {}
     if not isinstance(value, dict):
         raise InputError("must be a mapping", where=f"{where}: {key}", value=value)
@@ -134,7 +144,17 @@ def section_of(document: Mapping[str, Any], key: str, where: str) -> dict[str, A
 
 
 def whole_number(document: Mapping[str, Any], key: str, where: str) -> int | None:
-    """A whole number of a document; None where it is absent or `auto`. Raises InputError otherwise."""
+    """A whole number of a document; None where it is absent or `auto`. Raises InputError otherwise.
+
+    Parameters
+    ----------
+    document
+        Of the file.
+    key
+        Of the number.
+    where
+        The file's name, for messages.
+    """
     value = document.get(key)
     if value is None or value == "auto":
         return None
@@ -167,7 +187,17 @@ def unread_keys(
 
 
 def is_harmless(kind: str, name: str, word: str) -> bool:
-    """Whether a field, or the launcher's flag of that name, leaves the price as it is."""
+    """Whether a field, or the launcher's flag of that name, leaves the price as it is.
+
+    Parameters
+    ----------
+    kind
+        The program, by its section of flag_effects.yaml.
+    name
+        Of the field.
+    word
+        Its value in words.
+    """
     return has_no_effect(kind, name, word) or has_no_effect(kind, f"--{name}", word)
 
 
@@ -279,6 +309,13 @@ def with_hosts_beside(launch: LaunchRun, path: Path) -> LaunchRun:
     """A launch with the hosts of the files that lie beside it, if there are such.
 
     Raises InputError for a rankfile that cannot be read.
+
+    Parameters
+    ----------
+    launch
+        As it is read without.
+    path
+        Of the launch file.
     """
     hosts, counted = (
         tuple(line.split()[0] for line in _lines(path.parent / name))
@@ -295,6 +332,13 @@ def on_its_hosts(run: Run, launch: LaunchRun) -> Run:
     """A run whose ranks lie on the launch's hosts, where its cluster names them; else a remark why not.
 
     On a cluster that names none, ranks out of turn lie on its nodes by their numbers.
+
+    Parameters
+    ----------
+    run
+        That the launch is of, on its cluster.
+    launch
+        With names or numbers of hosts, or none.
     """
     cluster = run.workload.cluster
     if run.ranks:

@@ -155,8 +155,14 @@ def _added_model(additions: Sequence[str], path: Path) -> str | None:
 def read_launch(path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
     """What a launch file says, or a recipe of Megatron-Bridge by its name.
 
-    Overrides of a recipe are read with the `model` that it trains. Raises InputError if it is of no known
-    kind.
+    Raises InputError if it is of no known kind.
+
+    Parameters
+    ----------
+    path
+        Of the file, or the name of a recipe of Megatron-Bridge.
+    model
+        That overrides of a recipe, and flags without sizes, are of; None where only the file says.
     """
     if megatron.is_recipe_name(path):
         return megatron.recipe_run(str(path))
@@ -165,9 +171,16 @@ def read_launch(path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
 
 
 def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
-    """What the text of a launch file says; its path tells the kind and names it in messages.
+    """What the text of a launch file says. Raises InputError if it is of no known kind.
 
-    `model` is as in `read_launch`. Raises InputError if it is of no known kind.
+    Parameters
+    ----------
+    text
+        Of the file.
+    path
+        Its name tells the kind, and what lies beside it is read with it.
+    model
+        As `read_launch` takes it.
     """
     where = str(path)
     document = launch_document(path, text)
@@ -260,6 +273,15 @@ def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> 
     """A run of Megatron-DeepSpeed's arguments with what only its ds_config.json says.
 
     Raises InputError for a value of the wrong kind.
+
+    Parameters
+    ----------
+    run
+        Of the arguments alone.
+    document
+        Of the ds_config.json.
+    where
+        The file's name, for messages.
     """
     of_file = finetuning.from_deepspeed(document, where).settings
     only_here = (
@@ -392,6 +414,15 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     """A launch file's run of a plan's model; what the file leaves open is as the plan's inputs have it.
 
     Raises InputError where its settings do not fit together or to the plan's cluster.
+
+    Parameters
+    ----------
+    launch
+        What the file says.
+    inputs
+        Of a plan, which say the rest.
+    path
+        Of the file, for messages.
     """
     settings: dict[str, Any] = {
         "seq_len": inputs.seq_len,
@@ -461,7 +492,15 @@ def _micro_batch(count: int, settings: dict[str, Any], where: str) -> dict[str, 
 
 
 def launch_document(path: Path, text: str) -> object:
-    """The file as JSON, YAML or TOML where it is one; None for a script or a command line."""
+    """The file as JSON, YAML or TOML where it is one; None for a script or a command line.
+
+    Parameters
+    ----------
+    path
+        Its ending tells what the file is, where the text does not.
+    text
+        Of the file.
+    """
     if torchtitan.is_toml(text):
         return torchtitan.toml_document(text, str(path))
     if path.suffix in (".json", ".yaml", ".yml") or text.lstrip()[:1] in ("[", "{"):

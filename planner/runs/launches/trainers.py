@@ -713,6 +713,13 @@ def swift_fields(command: SwiftCommand, path: Path) -> dict[str, Any]:
     """Flags of a training command of ms-swift by their names, behind those of the file that it names first.
 
     Raises InputError where that file is not there, or is no mapping.
+
+    Parameters
+    ----------
+    command
+        By `swift_command`.
+    path
+        Of the script, beside which the file may lie.
     """
     named = recipe_named(command.line)
     of_file = (
