@@ -139,7 +139,7 @@ def _under_accelerate(document: Mapping[str, Any], path: Path) -> LaunchRun | No
     if named is not None:
         return run
     remark = f"{ACCELERATE_FILE} beside it is read too: it says how ranks share the model"
-    return replace(run, remarks=(*run.remarks, remark))
+    return run.with_more(remarks=[remark])
 
 
 def positive_numbers(
@@ -255,8 +255,7 @@ def with_synced_batches(run: LaunchRun, document: Mapping[str, Any], path: Path)
     if syncs and run.settings.get("framework") == PYTORCH.name:
         unread.append(f"{ACCELERATOR}.{SYNCS}")
     of_fsdp = syncs and run.settings.get("framework") == FSDP2.name
-    settings = run.settings | ({"sync_each_batch": True} if of_fsdp else {})
-    return replace(run, settings=settings, unread=(*run.unread, *unread))
+    return run.with_more({"sync_each_batch": True} if of_fsdp else None, unread=unread)
 
 
 def half_precision(document: dict[str, Any], where: str) -> str:
@@ -815,13 +814,8 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
     method = adapter_method(bits or 16, decomposed=fields.get(_DECOMPOSES) is True)
     taken = "taken as of 16 bits" if bits is None else f"of {bits} bits, as the script notes"
     remark = f"adapters are those of {ADAPTER_FILE} beside it, frozen weights {taken}"
-    return replace(
-        launch,
-        settings=launch.settings | {"adapters": adapters_mapping(method, rank, targets)},
-        remarks=(*launch.remarks, remark),
-        unread=(*launch.unread, *unread),
-        base_is_open=bits is None,
-    )
+    settings = {"adapters": adapters_mapping(method, rank, targets)}
+    return launch.with_more(settings, unread=unread, remarks=[remark], base_is_open=bits is None)
 
 
 def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:
@@ -936,25 +930,24 @@ def from_llamafactory(document: dict[str, Any], path: Path) -> LaunchRun:
         if run.settings.get("recompute") == "full":
             settings["recompute"] = "full"
     run = with_synced_batches(run, document, path)
-    remarks = run.remarks
+    remarks = []
     packs = document.get(_PACKING)
     if document.get(_NEAT_PACKING):
-        remarks = (*remarks, PACKED)
+        remarks.append(PACKED)
     elif packs is False or (packs is None and document.get(_STAGE) != "pt"):
-        remarks = (*remarks, PADDED)
+        remarks.append(PADDED)
     adapters = None
     if document.get(_TRAINED, "lora") == "lora":
         adapters, of_adapters = _llamafactory_adapters(document, numbers[_RANK], where)
         unread += of_adapters
-        remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
-    settings["kind"] = _llamafactory_kind(document, where)
-    return replace(
-        run,
-        settings=run.settings | settings | {"adapters": adapters},
+        remarks += remarks_on_experts(model, adapters["targets"])
+    settings |= {"kind": _llamafactory_kind(document, where), "adapters": adapters}
+    return run.with_more(
+        settings,
+        unread=unread,
+        remarks=remarks,
         model=model,
         local_batch=math.prod(batch),
-        unread=(*run.unread, *unread),
-        remarks=remarks,
         images=image_fields(document, FREEZES_ENCODER, _PIXELS, has_adapters=adapters is not None),
     )
 
@@ -1151,26 +1144,25 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
     settings |= offloaded
     unread += of_hooks
     settings |= _axolotl_mesh(document, where)
-    remarks, model = run.remarks, known_model(document[_BASE], path)
+    remarks, model = [], known_model(document[_BASE], path)
     if document.get("sample_packing") is True:
-        remarks = (*remarks, PACKED)
+        remarks.append(PACKED)
     elif document.get("pad_to_sequence_len") is not True:
-        remarks = (*remarks, PADDED)
-    settings |= kind_of_step(kind, document)
+        remarks.append(PADDED)
     adapters, of_adapters = _axolotl_adapters(document, where)
+    settings |= {**kind_of_step(kind, document), "adapters": adapters}
     if adapters is not None:
-        remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
+        remarks += remarks_on_experts(model, adapters["targets"])
         by_themselves = set(_LORA_KERNELS) & set(of_adapters) - document.keys()
-        remarks += (FUSED_ADAPTERS,) if by_themselves else ()
+        remarks += [FUSED_ADAPTERS] if by_themselves else []
     if document.get(_CUT_LOSS, _CUT_PLUGIN in str(document.get("plugins"))):
         unread.append(_CUT_LOSS)
-    return replace(
-        run,
-        settings=run.settings | settings | {"adapters": adapters},
+    return run.with_more(
+        settings,
+        unread=[*unread, *of_adapters],
+        remarks=remarks,
         model=model,
         local_batch=micro_batch * steps,
-        unread=(*run.unread, *unread, *of_adapters),
-        remarks=remarks,
         images=_axolotl_images(document, has_adapters=adapters is not None),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -94,6 +94,33 @@ class LaunchRun:
     images: ImageFields = ImageFields()
     base_is_open: bool = False
     """Whether it does not say of how many bits the frozen weights beside its adapters are."""
+
+    def with_more(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        unread: Iterable[str] = (),
+        remarks: Iterable[str] = (),
+        **fields: Any,
+    ) -> LaunchRun:
+        """The run with what else its files say.
+
+        Parameters
+        ----------
+        settings
+            Over its own.
+        unread, remarks
+            Behind its own.
+        fields
+            Others, in place of its own.
+        """
+        return replace(
+            self,
+            settings=self.settings | dict(settings or {}),
+            unread=(*self.unread, *unread),
+            remarks=(*self.remarks, *remarks),
+            **fields,
+        )
 
     def not_read(self, *, has_images: bool) -> tuple[str, ...]:
         """Fields that were not understood, those of images among them that count in a run with some, or that
@@ -273,13 +300,9 @@ def with_notes(run: LaunchRun, text: str) -> LaunchRun:
     if local_batch is None and run.micro_batches is not None and "micro_batch" in noted:
         local_batch = run.micro_batches * noted["micro_batch"]
     is_frozen = any(note.startswith(_FROZEN_NOTE) for note in notes)
-    return replace(
-        run,
-        settings=run.settings | noted,
-        local_batch=local_batch,
-        images=ImageFields(frozen=is_frozen),
-        remarks=(*run.remarks, f"of the training script, its notes say: {words}"),
-    )
+    remark = f"of the training script, its notes say: {words}"
+    images = ImageFields(frozen=is_frozen)
+    return run.with_more(noted, remarks=[remark], local_batch=local_batch, images=images)
 
 
 _MUON = "use_muon"

@@ -256,7 +256,7 @@ def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> 
         run = run_of(document, path)
         if optimizer:
             run = with_optimizer(run, document, optimizer)
-        return run if gpus is None else replace(run, settings=run.settings | {"gpus": gpus})
+        return run if gpus is None else run.with_more({"gpus": gpus})
     return None
 
 
@@ -293,8 +293,7 @@ def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> 
         "optimizer_on_drives",
         "parameters_on_drives",
     )
-    said = {name: of_file[name] for name in only_here if name in of_file}
-    return replace(run, settings=run.settings | said)
+    return run.with_more({name: of_file[name] for name in only_here if name in of_file})
 
 
 def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:

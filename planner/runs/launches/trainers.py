@@ -312,7 +312,7 @@ def from_trainer(
         gpus = _processes(section_of(fields, _SWIFT_VARIABLES, str(path)), path)
     run = _from_fields(fields, dialect, path, gpus=gpus, kind=kind)
     if stage is None and gpus is None and run.settings["framework"] == PYTORCH.name:
-        return replace(run, remarks=(*run.remarks, UNSHARDED))
+        return run.with_more(remarks=[UNSHARDED])
     return run
 
 
@@ -368,13 +368,12 @@ def _from_fields(
     if trained and adapters is None:
         what = "training of other adapters, or of part of a model, has no price yet"
         raise InputError(what, where=f"{where}: {trained[0]}", value=fields[trained[0]])
-    return replace(
-        run,
-        settings=run.settings | settings,
+    return run.with_more(
+        settings,
+        unread=unread,
+        remarks=[_laid_out(fields, dialect), *remarks],
         model=model,
         local_batch=micro_batch * steps,
-        unread=(*run.unread, *unread),
-        remarks=(*run.remarks, _laid_out(fields, dialect), *remarks),
         images=_images(fields, dialect, adapters),
     )
 
@@ -578,16 +577,16 @@ def _accelerated(document: dict[str, Any], path: Path, of_trainer: dict[str, Any
     plugin = document.get(_BY_DEEPSPEED)
     if isinstance(plugin, dict):
         run = _by_plugin(plugin, path, of_trainer)
-    settings = dict(run.settings)
+    settings: dict[str, Any] = {}
     gpus = whole_number(document, "num_processes", where)
     if gpus is not None:
-        settings["dp"] = gpus // int(settings.get("tp", 1))
+        settings["dp"] = gpus // int(run.settings.get("tp", 1))
     if document.get("mixed_precision") in ("bf16", "fp16"):
         settings["precision"] = document["mixed_precision"]
     unread = unread_keys(
         document, "accelerate", ("num_processes", "mixed_precision", _BY_DEEPSPEED)
     )
-    return replace(run, settings=settings, unread=(*run.unread, *unread))
+    return run.with_more(settings, unread=unread)
 
 
 def _by_plugin(plugin: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -> LaunchRun:
@@ -603,8 +602,7 @@ def _by_plugin(plugin: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -
             zero[name] = {"device": device}
     run = trainers_deepspeed({"zero_optimization": zero}, of_trainer, where)
     read = ("zero_stage", *(f"{name}_device" for name in _DEVICES), STEPS)
-    unread = unread_keys(plugin, "accelerate", read, _BY_DEEPSPEED)
-    return replace(run, unread=(*run.unread, *unread))
+    return run.with_more(unread=unread_keys(plugin, "accelerate", read, _BY_DEEPSPEED))
 
 
 # Adapters.
