@@ -487,20 +487,20 @@ def plan(
         model_file = None if export_model is None else path_of(export_model, "export_model")
         from meshwright.planner.plan.document import with_digest
 
-        if baseline is None:
-            planned = make_plan(
-                request, robustness=robustness, progress=progress, model_file=model_file
-            )
-            priced = with_cost(planned, budget)
-            return planned if priced is planned else with_digest(priced)
-        from meshwright.planner.analysis.waterfall import read_baseline
-        from meshwright.planner.launch.compare import against
+        today = None
+        if baseline is not None:
+            from meshwright.planner.analysis.waterfall import read_baseline
 
-        today = read_baseline(path_of(baseline, "baseline"), request.inputs())
+            today = read_baseline(path_of(baseline, "baseline"), request.inputs())
         planned = make_plan(
             request, robustness=robustness, progress=progress, model_file=model_file
         )
-        return with_digest(against(planned, today, budget))
+        if today is not None:
+            from meshwright.planner.launch.compare import against
+
+            return with_digest(against(planned, today, budget))
+        priced = with_cost(planned, budget)
+        return planned if priced is planned else with_digest(priced)
 
 
 @known_keywords
@@ -1361,12 +1361,8 @@ def _amount(kind: Literal["bytes", "seconds", "rate"], value: Amount, where: str
     """An amount as a number."""
     from meshwright.planner.calculators import formulas
 
-    readers = {
-        "bytes": formulas.read_bytes,
-        "seconds": formulas.read_seconds,
-        "rate": formulas.read_rate,
-    }
-    return readers[kind](value, where) if isinstance(value, str) else float(value)
+    read: Callable[[str, str], float] = getattr(formulas, f"read_{kind}")
+    return read(value, where) if isinstance(value, str) else float(value)
 
 
 def _amount_given(

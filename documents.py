@@ -53,12 +53,28 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_mapping(path: Path, largest_bytes: int = SMALL_FILE_BYTES) -> dict[str, object]:
-    """The mapping that a YAML or JSON file of bounded size holds. Raises InputError, naming the file."""
+    """The mapping that a YAML or JSON file of bounded size holds. Raises InputError, naming the file.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    largest_bytes
+        What it may have at most.
+    """
     return parse_mapping(read_text(path, largest_bytes), path_text(path))
 
 
 def read_text(path: Path, largest_bytes: int = SMALL_FILE_BYTES) -> str:
-    """The text of a regular UTF-8 file. Raises InputError where there is none, or it is too large."""
+    """The text of a regular UTF-8 file. Raises InputError where there is none, or it is too large.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    largest_bytes
+        What it may have at most.
+    """
     where = path_text(path)
     try:
         data = _bytes_of(path, where, largest_bytes + 1)
@@ -81,7 +97,15 @@ def _bytes_of(path: Path, where: str, byte_count: int) -> bytes:
 
 
 def require_file(path: Path, where: str) -> None:
-    """Raises InputError, with what it is, for a path that is no file: pipes and devices may never end."""
+    """Raises InputError, with what it is, for a path that is no file: pipes and devices may never end.
+
+    Parameters
+    ----------
+    path
+        That must be a file.
+    where
+        Its name in messages.
+    """
     if path.is_file():
         return
     what = "no such file"
@@ -186,7 +210,15 @@ def parse_mapping(text: str, where: str) -> dict[str, object]:
 
 
 def mapping_of(data: object, where: str) -> dict[str, object]:
-    """A parsed document, which must be a mapping with text keys. Raises InputError for any other."""
+    """A parsed document, which must be a mapping with text keys. Raises InputError for any other.
+
+    Parameters
+    ----------
+    data
+        What a parser made of the document.
+    where
+        Its name in messages.
+    """
     if data is None:
         raise InputError("the document is empty", where=where)
     if not isinstance(data, dict):
@@ -198,13 +230,29 @@ def mapping_of(data: object, where: str) -> dict[str, object]:
 
 
 def parse_document(text: str, where: str) -> object:
-    """A JSON or YAML document of any kind, None where it is empty; bounded as `parse_mapping` is."""
+    """A JSON or YAML document of any kind, None where it is empty; bounded as `parse_mapping` is.
+
+    Parameters
+    ----------
+    text
+        JSON where it begins with a brace or a bracket, else YAML.
+    where
+        Its name in messages.
+    """
     is_json = text.lstrip()[:1] in ("{", "[")
     return _parse_json(text, where) if is_json else _parse_yaml(text, where)
 
 
 def compose(text: str, where: str) -> yaml.Node:
-    """The nodes of a YAML or JSON text, each with its place in the text; bounded as `parse_mapping` is."""
+    """The nodes of a YAML or JSON text, each with its place in the text; bounded as `parse_mapping` is.
+
+    Parameters
+    ----------
+    text
+        YAML or JSON.
+    where
+        Its name in messages.
+    """
     with _yaml_errors_named(text, where):
         _refuse_bombs(text, where)
         node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
@@ -614,8 +662,14 @@ def refuse_taken(
 def refuse_taken_file(path: Path, force: bool = False) -> None:
     """Says before long work what would stop one file from being written.
 
-    `force` replaces a file that is there, never a folder. Raises InputError for a folder, and for a file that
-    is there.
+    Raises InputError for a folder, and for a file that is there.
+
+    Parameters
+    ----------
+    path
+        Of the file that is to be written.
+    force
+        Whether a file that is there is replaced; a folder never is.
     """
     if not path.name or path.is_dir():
         raise InputError(f"{path} is a folder, not a file. Name a file in it with -o.")
@@ -635,6 +689,15 @@ def write_files(
     all are renamed, so a reader never sees half a file, and an interrupt leaves all files or none. Raises
     InputError if a name leads out of the folder (also through a symbolic link), or if a file exists and
     `force` is not set.
+
+    Parameters
+    ----------
+    directory
+        The folder.
+    files
+        Texts by their names under it.
+    force
+        Whether files that are there are replaced.
     """
     root = _folder(Path(directory))
     targets = {name: _target(root, name) for name in files}

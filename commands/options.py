@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,67 +33,13 @@ MOST_NUMBERS = 1000
 LARGEST_NUMBER = 10**7
 
 
-_UPDATES_OF_REWARDS = (
-    "is no kind of step: answers are drawn by other programs, and its update is --kind sft"
-)
-_FROZEN_BITS = (
-    "is no precision of a training's products here but nvfp4; weights that are frozen at few bits are "
-    "--train qlora or lora-8bit"
-)
-_AS_FSDP2, _AS_MEGATRON = "is planned as --framework fsdp2", "is planned as --framework megatron"
-_LAUNCHED = "starts plans of deepspeed and fsdp2: plan with one of them, then `launch --target {}`"
-_BY_ITS_OWN_SCRIPT = dict.fromkeys(
-    ("nemo-rl", "openrlhf", "slime", "verl"),
-    "trains the actor with one of these frameworks, by a script of its own: plan its update with --kind sft "
-    "and write the plan's degrees there; of verl and NeMo-RL `--baseline SCRIPT` says which to change",
-)
-_BY_LAUNCH_SH = "runs launch.sh of a framework's target on each node: {}"
-_SAID_OF_OTHERS = {
-    "kind": {
-        **dict.fromkeys(("ppo", "grpo", "gspo", "dapo", "rloo"), _UPDATES_OF_REWARDS),
-        **dict.fromkeys(("lora", "qlora", "dora"), "is what is trained: --train"),
-    },
-    "precision": {
-        **dict.fromkeys(
-            ("fp8-blockwise", "blockwise", "fp8_blockwise", "deepseek-fp8"),
-            "is a recipe of fp8 that is priced in runs alone (`fp8_recipe` of a run file): fp8 scales tensor "
-            "by tensor, and mxfp8 block by block on Blackwell",
-        ),
-        **dict.fromkeys(("fp4", "mxfp4", "int4", "int8", "4bit", "8bit"), _FROZEN_BITS),
-        **dict.fromkeys(("fp32", "float32", "tf32"), "is not priced"),
-        **dict.fromkeys(("bfloat16", "mixed", "bf16-mixed"), "is bf16"),
-        **dict.fromkeys(("float16", "half", "16-mixed"), "is fp16"),
-    },
-    "optimizer": dict.fromkeys(
-        ("adamw", "adamw_torch", "adamw_torch_fused", "fused_adam", "fusedadam"),
-        "is adam: weight decay changes no price",
-    ),
-    "train": dict.fromkeys(("sft", "dpo", "kto", "orpo", "pretrain"), "is a kind of step: --kind"),
-    "framework": {
-        **dict.fromkeys(
-            ("accelerate", "fsdp", "hf", "huggingface", "pytorch", "torch", "transformers"),
-            _AS_FSDP2,
-        ),
-        **dict.fromkeys(("bridge", "megatron-bridge", "megatron-lm", "nemo"), _AS_MEGATRON),
-        **{
-            name: _LAUNCHED.format(name) for name in ("axolotl", "llama-factory", "ms-swift", "trl")
-        },
-        "llamafactory": _LAUNCHED.format("llama-factory"),
-        "swift": _LAUNCHED.format("ms-swift"),
-        **_BY_ITS_OWN_SCRIPT,
-    },
-    "target": {
-        **dict.fromkeys(("nemo", "megatron-bridge"), "is written as --target bridge"),
-        **dict.fromkeys(("accelerate", "fsdp"), "is written as --target fsdp2"),
-        **dict.fromkeys(("k8s", "jobset", "kueue"), "is written as --target kubernetes"),
-        **dict.fromkeys(("kubeflow", "trainer"), "is written as --target trainjob"),
-        **dict.fromkeys(("mpi", "mpirun"), "is written as --target openmpi"),
-        **dict.fromkeys(("lsf", "sagemaker"), _BY_LAUNCH_SH.format("bash launch.sh node")),
-        "pbs": _BY_LAUNCH_SH.format("it reads PBS_NODEFILE"),
-        **_BY_ITS_OWN_SCRIPT,
-    },
-}
-"""By parameter, what is said of a word that is none of its choices and that users know."""
+@cache
+def words_of_others() -> dict[str, Any]:
+    """What users of other programs type in place of commands, options and values (`words.yaml`)."""
+    from meshwright.documents import packaged_document
+
+    words: dict[str, Any] = packaged_document("meshwright.commands", "words.yaml")
+    return words
 
 
 class NearMissChoice(click.Choice[str]):
@@ -102,10 +49,11 @@ class NearMissChoice(click.Choice[str]):
         """The name itself, or a usage error."""
         if value in self.choices:
             return str(value)
-        of_parameter = _SAID_OF_OTHERS.get("" if param is None else str(param.name), {})
-        what = of_parameter.get(str(value).lower())
-        if what is not None:
-            self.fail(f"{shown(value)} {what}; allowed: {', '.join(self.choices)}", param, ctx)
+        name = "" if param is None else str(param.name)
+        for row in words_of_others()["values"].get(name, ()):
+            if str(value).lower() in row["words"].split():
+                what = f"{shown(value)} {row['said']}; allowed: {', '.join(self.choices)}"
+                self.fail(what, param, ctx)
         self.fail(f"{shown(value)} is not known{suggestion(value, self.choices)}", param, ctx)
 
 

@@ -552,13 +552,10 @@ def report_command(
     a control for each.
     """
     with ProgressLine("starting"):
+        from meshwright import api
         from meshwright.documents import refuse_taken_file, write_files
-        from meshwright.planner.many.sweep import what_if
         from meshwright.planner.mixed.document import mixed_plan_path
-        from meshwright.planner.plan.make_plan import repriced
         from meshwright.planner.plan.texts import read_feasible_plan
-        from meshwright.planner.report.plan_page import plan_page
-        from meshwright.planner.request.reader import read_calibration
 
     refuse_taken_file(output, force)
     mixed = mixed_plan_path(plan)
@@ -568,9 +565,7 @@ def report_command(
         else:
             planned = read_feasible_plan(plan)
             warn_of_edits(planned)
-            shown = repriced(planned, read_calibration(calibration))
-            other_plans = None if sweep is None else what_if(shown, sweep or None)
-            text = plan_page(shown, other_plans)
+            text = api.report(planned, sweep=sweep, calibration=calibration)
     write_files(output.parent, {output.name: text}, force)
     if as_json:
         print_json({"file": str(output), "bytes": len(text.encode())})

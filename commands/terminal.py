@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeVar
 import click
 
 import meshwright
-from meshwright.commands.options import GROUPS, example_of
+from meshwright.commands.options import GROUPS, example_of, words_of_others
 from meshwright.errors import ExitCode, InfeasibleError, message_of, near_miss
 from meshwright.planner.solvers.processes import THREAD_COUNTS, start_thread
 
@@ -154,7 +154,7 @@ class Commands(click.Group):
             and self.get_command(ctx, name) is None
             and not ctx.resilient_parsing
         ):
-            near = _COMMANDS_OF_OTHERS.get(name) or near_miss(name, self.commands)
+            near = _meant("commands", name) or near_miss(name, self.commands)
             hint = f" Did you mean {near!r}?" if near else ""
             ctx.fail(
                 f"No such command {name[:LONGEST_WORD]!r}.{hint} Commands: {', '.join(self.commands)}."
@@ -224,43 +224,10 @@ def as_typed(message: str, command: click.Command | None) -> str:
     return message
 
 
-_OPTIONS_OF_OTHERS = {
-    "--global-batch": "batch batch-size gbs global-batch-size train-batch-size",
-    "--seq-len": "context-length cutoff-len max-length max-seq-len max-seq-length seq-length",
-    "--gpus": "n-gpus ngpus num-gpus nproc-per-node world-size",
-    "--gpus N, with the GPUs of all nodes": "nnodes n-nodes num-machines num-nodes",
-    "--lora-rank": "lora-r",
-    "--train lora": "lora peft use-lora use-peft",
-    "--train qlora": "load-in-4bit qlora",
-    "--kind sft": "sft",
-    "--kind dpo": "dpo",
-    "--sweep hbm_gib=N": "gpu-memory hbm hbm-gib vram",
-    "--tokens": "num-tokens total-tokens train-tokens",
-    "--gpu-hour-price P with --tokens T, for the dollars of a training": "budget cost max-cost price usd",
-    "--precision": "bf16 dtype fp16 fp8",
-    "--pin micro_batch=N": "mbs micro-batch micro-batch-size per-device-train-batch-size",
-    "--pin zero_stage=N": "stage zero zero-stage",
-    "--pin recompute=full": "activation-checkpointing gradient-checkpointing recompute",
-}
-"""What others call an option here, by what to write."""
-_COMMANDS_OF_OTHERS = {
-    **{name: f"catalog {name}" for name in ("clusters", "devices", "models")},
-    **dict.fromkeys(("gpus", "list", "ls", "show"), "catalog models|clusters|devices"),
-    **dict.fromkeys(("cluster", "device"), "catalog clusters|devices"),
-    **dict.fromkeys(("search", "optimize", "optimise", "tune", "train", "run"), "plan"),
-    **dict.fromkeys(("simulate", "predict", "price"), "estimate"),
-    **dict.fromkeys(("sweep", "scan"), "plan --sweep"),
-    **dict.fromkeys(("whatif", "what-if", "why"), "explain"),
-    **dict.fromkeys(("choices", "options"), "plan --help"),
-    **dict.fromkeys(("check", "feasible", "fit", "fits"), "plan"),
-    **dict.fromkeys(("buy", "cost", "rent", "size"), "recommend"),
-    **dict.fromkeys(("diff",), "compare"),
-    **dict.fromkeys(("ui", "web", "gui"), "serve"),
-    "help": "--help",
-    "version": "--version",
-}
-"""What to write for words that are no commands here."""
-_WITHOUT_PRICE = "epochs learning-rate lora-alpha lora-dropout lr warmup-steps weight-decay"
+def _meant(kind: str, word: str) -> str | None:
+    """What to write for a word of other programs, by `kind` of it; None where none is known."""
+    rows: dict[str, str] = words_of_others()[kind]
+    return next((written for written, words in rows.items() if word in words.split()), None)
 
 
 def _of_another_name(error: click.NoSuchOption) -> str | None:
@@ -269,13 +236,12 @@ def _of_another_name(error: click.NoSuchOption) -> str | None:
     An option of another name is said where the command has it.
     """
     name = error.option_name.lstrip("-").replace("_", "-").lower()
-    if name in _WITHOUT_PRICE.split():
+    if name in words_of_others()["without_price"].split():
         return "It changes no price: leave it out here."
     from meshwright.planner.request.choices import DEGREES, degree_meant
 
-    named = {old: new for new, names in _OPTIONS_OF_OTHERS.items() for old in names.split()}
     axis = degree_meant(name) or name
-    written = f"--pin {axis}=N" if axis in DEGREES else named.get(name)
+    written = f"--pin {axis}=N" if axis in DEGREES else _meant("options", name)
     params = [] if error.ctx is None else error.ctx.command.params
     options = {option for param in params for option in param.opts}
     if any(isinstance(param, click.Argument) and param.name == name for param in params):

@@ -136,7 +136,15 @@ class Offer:
 
     @staticmethod
     def of_files(models: Sequence[Path] = (), clusters: Sequence[Path] = ()) -> Offer:
-        """The catalog, and models and clusters of files before it. Raises InputError for a bad file."""
+        """The catalog, and models and clusters of files before it. Raises InputError for a bad file.
+
+        Parameters
+        ----------
+        models
+            Files of models.
+        clusters
+            Files of clusters, none with parts.
+        """
         for cluster in clusters:
             if is_mixed_cluster(cluster):
                 what = "a cluster with parts is planned by `meshwright plan` alone"

@@ -76,6 +76,15 @@ def placed_on_cables(
 
     The oversubscription of a tier is the rate of the hosts below over the rate of the cables that lead up
     to it, at least 1: as cabled, empty ports do not count.
+
+    Parameters
+    ----------
+    cabling
+        Switches, hosts and the cables between them.
+    node_fields
+        Fields of a cluster that the file says of one node.
+    notes
+        What a user should know already; what is found here comes behind.
     """
     tiers = _tiers(cabling)
     joined = _Joined(tiers)
@@ -354,7 +363,18 @@ def read_facts(
 ) -> FileFacts:
     """What files in one of `FORMATS` say; only nccl-tests takes several, one log of each level.
 
-    `topology` picks one of a topology.yaml. Raises InputError with file and line.
+    Raises InputError with file and line.
+
+    Parameters
+    ----------
+    form
+        Any of `FORMATS`.
+    sources
+        Texts of the files, at least one.
+    node
+        What a node is, where the file says less.
+    topology
+        Name of one in a topology.yaml; None for its default, else its first.
     """
     refuse_unknown([form], FORMATS, where="--from", what="not a format")
     if form == "nccl-tests":
@@ -444,9 +464,22 @@ def import_topology(
 ) -> ImportedCluster:
     """The cluster that files in a format of `registry.FORMATS` describe, on nodes of a kind.
 
-    `node` is a catalog name, or a cluster YAML to which what is found is added. `oversubscription` has a
-    number for each level of switches, inside out. The cluster is called `name`, by default as the first file.
     Raises InputError, with file and line where there is one.
+
+    Parameters
+    ----------
+    form
+        Any of `FORMATS`.
+    paths
+        Of the files.
+    node
+        Catalog name, or a cluster YAML to which what is found is added.
+    oversubscription
+        A number for each level of switches, inside out; None for what the files say, else 1.
+    name
+        Of the cluster; that of the first file when None.
+    topology
+        Name of one in a topology.yaml.
     """
     base = read_cluster(node)
     sources = [SourceText(name=str(path), text=read_text(path, LARGE_FILE_BYTES)) for path in paths]

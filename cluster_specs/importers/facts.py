@@ -23,7 +23,17 @@ class SourceText:
     text: str
 
     def expected(self, line: int, what: str, got: object) -> InputError:
-        """An error at a line (from 1) of this file."""
+        """An error at a line (from 1) of this file.
+
+        Parameters
+        ----------
+        line
+            Its number, from 1.
+        what
+            Should stand there, in words.
+        got
+            What stands there.
+        """
         return InputError(f"{self.name}:{line}: expected {what}, got {shown(got)}")
 
     def wrong(self, line: int, what: str) -> InputError:
@@ -79,7 +89,7 @@ LONGEST_EXPRESSION = 1 << 20
 def expand(text: str, limit: int) -> list[str]:
     """The names in the order in which they are written, repeated ones included.
 
-    Raises InputError if the text is no host list or stands for more than `most` names.
+    Raises InputError if the text is no host list or stands for more than `limit` names.
     """
     if len(text) > LONGEST_EXPRESSION:
         raise InputError(
@@ -175,7 +185,17 @@ class SwitchTree:
         self.lines[name] = line
 
     def hang_switch(self, child: str, parent: str, line: int) -> None:
-        """Puts a switch under another. Raises InputError if it hangs under one already."""
+        """Puts a switch under another. Raises InputError if it hangs under one already.
+
+        Parameters
+        ----------
+        child
+            The lower switch.
+        parent
+            The upper one.
+        line
+            That says so, for messages.
+        """
         if child in self.parents:
             raise self.source.wrong(
                 line,
@@ -184,7 +204,17 @@ class SwitchTree:
         self.parents[child] = parent
 
     def hang_node(self, node: str, switch: str, line: int) -> None:
-        """Puts a node under a switch. Raises InputError if it hangs under one already."""
+        """Puts a node under a switch. Raises InputError if it hangs under one already.
+
+        Parameters
+        ----------
+        node
+            Its name.
+        switch
+            That it is cabled to.
+        line
+            That says so, for messages.
+        """
         if node in self.switch_of_node:
             raise self.source.wrong(
                 line,
@@ -268,9 +298,18 @@ class Block:
 def facts_of_blocks(source: SourceText, blocks: Sequence[Block], sizes: Sequence[int]) -> FileFacts:
     """The nodes under their block, the joined blocks of `sizes`, and the whole.
 
-    `sizes` are BlockSizes, in nodes: the base block, then each a power of two times the base; 2**k base
-    blocks that follow each other in the file make one joined block (topology.conf(5), topology/block). A
-    size that takes in all blocks adds no level.
+    2**k base blocks that follow each other in the file make one joined block (topology.conf(5),
+    topology/block).
+
+    Parameters
+    ----------
+    source
+        The file, for messages.
+    blocks
+        Base blocks in the order of the file.
+    sizes
+        BlockSizes, in nodes: of the base block, then each a power of two times it. A size that takes in all
+        blocks adds no level.
     """
     if not blocks:
         raise source.wrong(1, "expected at least one block with nodes")

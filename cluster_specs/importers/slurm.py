@@ -109,7 +109,17 @@ def _sizes(source: SourceText, line: int, text: str) -> list[int]:
 
 
 def names(source: SourceText, line: int, hostlist: str | None) -> list[str]:
-    """The names of a host list on a line of a file; none of an absent one."""
+    """The names of a host list on a line of a file; none of an absent one.
+
+    Parameters
+    ----------
+    source
+        The file, for messages.
+    line
+        Its number, from 1.
+    hostlist
+        As Slurm writes it; None where there is none.
+    """
     if hostlist is None:
         return []
     try:

@@ -7,24 +7,8 @@ from dataclasses import asdict, dataclass
 from math import ceil, isfinite
 from typing import Any
 
+from meshwright.costmodel import textbook
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.costmodel.textbook import (
-    Link,
-    adam_state_bytes,
-    best_chunk_count,
-    chunked_s,
-    compressions,
-    data_parallel_elements,
-    expert_parallel_layer_bytes,
-    hybrid_sharded_elements,
-    overlap_ratio,
-    overlapped_step_s,
-    pipeline_boundary_bytes,
-    ring_attention_buffer_bytes,
-    tensor_parallel_layer_bytes,
-    textbook_s,
-    unfused_activation_bytes,
-)
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 
@@ -99,7 +83,7 @@ def _of_parameters(shape: TransformerShape) -> dict[str, Any]:
     """States, and what data parallelism moves, by ZeRO stage; the GPUs that the states fill."""
     of_rank = shape.params / shape.tp
     states = {
-        stage: float(adam_state_bytes(of_rank, stage, shape.dp, shape.gradient_bytes))
+        stage: float(textbook.adam_state_bytes(of_rank, stage, shape.dp, shape.gradient_bytes))
         for stage in _STAGES
     }
     parts = {
@@ -116,7 +100,7 @@ def _of_parameters(shape: TransformerShape) -> dict[str, Any]:
         "gpus": ceil(sum(parts.values()) / shape.gpu_memory_bytes),
     }
     if shape.shard_group > 1:
-        inside, between = hybrid_sharded_elements(of_rank, shape.shard_group)
+        inside, between = textbook.hybrid_sharded_elements(of_rank, shape.shard_group)
         # Of the three passes inside a group one scatters gradients and two gather weights.
         inside_bytes = float(inside) / 3.0 * (shape.gradient_bytes + 2 * 2.0)
         between_bytes = shape.gradient_bytes * float(between)
@@ -132,23 +116,23 @@ def _sent_bytes(shape: TransformerShape, stage: int) -> float:
     """
     of_rank = shape.params / shape.tp
     of_gradients = (2.0 if stage == 0 else 1.0) * of_rank
-    of_weights = float(data_parallel_elements(of_rank, stage)) - of_gradients
+    of_weights = float(textbook.data_parallel_elements(of_rank, stage)) - of_gradients
     return shape.gradient_bytes * of_gradients + 2.0 * of_weights
 
 
 def _of_tokens(shape: TransformerShape) -> dict[str, Any]:
     """What activations take, and what they make each axis send."""
     tokens, hidden = float(shape.seq_len * shape.micro_batch), shape.hidden
-    of_tp = float(tensor_parallel_layer_bytes(tokens, hidden, shape.tp))
-    of_ep = float(expert_parallel_layer_bytes(tokens, shape.top_k, hidden, shape.ep))
+    of_tp = float(textbook.tensor_parallel_layer_bytes(tokens, hidden, shape.tp))
+    of_ep = float(textbook.expert_parallel_layer_bytes(tokens, shape.top_k, hidden, shape.ep))
     document: dict[str, Any] = {
         "tensor_parallel": {"layer_bytes": of_tp, "bytes": of_tp * shape.layers},
         "expert_parallel": {"layer_bytes": of_ep, "bytes": of_ep * shape.layers},
-        "pipeline_boundary_bytes": float(pipeline_boundary_bytes(tokens, hidden)),
+        "pipeline_boundary_bytes": float(textbook.pipeline_boundary_bytes(tokens, hidden)),
     }
     if shape.heads:
         sizes = (tokens, shape.seq_len, hidden, shape.heads, shape.layers)
-        unsharded = float(unfused_activation_bytes(*sizes))
+        unsharded = float(textbook.unfused_activation_bytes(*sizes))
         replicated = 10.0 * tokens * hidden * shape.layers
         document["activation_bytes"] = unsharded / shape.tp
         # arXiv 2205.05198, equation 2: 10 s b h of norms, residuals and dropouts are on every rank.
@@ -181,13 +165,13 @@ def overlap_document(compute_s: float, communication_s: float, sync_s: float) ->
     """
     if compute_s <= 0:
         raise InputError("must be above 0", where="--compute", value=compute_s)
-    step_s = float(overlapped_step_s(compute_s, communication_s, sync_s))
+    step_s = float(textbook.overlapped_step_s(compute_s, communication_s, sync_s))
     hidden_s = min(compute_s, communication_s)
     return {
         "compute_s": compute_s,
         "communication_s": communication_s,
         "sync_s": sync_s,
-        "overlap_ratio": float(overlap_ratio(communication_s, compute_s)),
+        "overlap_ratio": float(textbook.overlap_ratio(communication_s, compute_s)),
         "can_hide": communication_s <= compute_s,
         "step_s": step_s,
         "serial_s": compute_s + communication_s + sync_s,
@@ -196,7 +180,12 @@ def overlap_document(compute_s: float, communication_s: float, sync_s: float) ->
 
 
 def chunks_document(
-    buffer_bytes: float, link: Link, *, chunks: int | None, passes: int, beside_s: float | None
+    buffer_bytes: float,
+    link: textbook.Link,
+    *,
+    chunks: int | None,
+    passes: int,
+    beside_s: float | None,
 ) -> dict[str, Any]:
     """Time of a gradient exchange in chunks, and the count that leaves least of it exposed.
 
@@ -228,9 +217,9 @@ def chunks_document(
     if chunks is not None and chunks < 1:
         raise InputError("must be at least 1", where="--chunks", value=chunks)
     moved_bytes = passes * buffer_bytes
-    best = best_chunk_count(moved_bytes, link)
+    best = textbook.best_chunk_count(moved_bytes, link)
     count = best if chunks is None else chunks
-    in_all_s = float(chunked_s(moved_bytes, count, link))
+    in_all_s = float(textbook.chunked_s(moved_bytes, count, link))
     return {
         "bytes": buffer_bytes,
         "passes": passes,
@@ -246,7 +235,7 @@ def chunks_document(
     }
 
 
-def _exposed_s(moved_bytes: float, chunks: int, link: Link) -> float:
+def _exposed_s(moved_bytes: float, chunks: int, link: textbook.Link) -> float:
     """Start-ups, and the last chunk, which has nothing to hide under."""
     return chunks * link.alpha_s + moved_bytes / chunks / link.bytes_per_s
 
@@ -285,7 +274,7 @@ def ring_attention_document(
     """
     if min(seq_len, ranks, width) < 1:
         raise InputError("must be at least 1", where="--seq-len, --cp, --width")
-    buffer_bytes = float(ring_attention_buffer_bytes(seq_len, ranks, width, element_bytes))
+    buffer_bytes = float(textbook.ring_attention_buffer_bytes(seq_len, ranks, width, element_bytes))
     sent_s = 0.0 if bytes_per_s is None else (ranks - 1) * buffer_bytes / bytes_per_s
     last_s = compute_s / ranks
     return {
@@ -308,7 +297,7 @@ def ring_attention_document(
 def compression_document(
     gradient_bytes: float,
     ranks: int,
-    link: Link,
+    link: textbook.Link,
     *,
     codec_bytes_per_s: float,
     keep: float = 0.01,
@@ -345,12 +334,12 @@ def compression_document(
     """
     if ranks < 2 or not 0 < keep <= 1 or min(rank, width) < 1:
         raise InputError("needs 2 ranks or more, a share up to 1, and sizes of 1 or more")
-    plain_s = float(textbook_s("all-reduce", "ring", gradient_bytes, ranks, link))
+    plain_s = float(textbook.textbook_s("all-reduce", "ring", gradient_bytes, ranks, link))
     methods = []
-    for way in compressions(keep, rank, width):
+    for way in textbook.compressions(keep, rank, width):
         sent_bytes = gradient_bytes * way.kept
         buffer_bytes = sent_bytes * ranks if way.operation == "all-gather" else sent_bytes
-        exchange_s = float(textbook_s(way.operation, "ring", buffer_bytes, ranks, link))
+        exchange_s = float(textbook.textbook_s(way.operation, "ring", buffer_bytes, ranks, link))
         codec_s = way.passes * gradient_bytes / codec_bytes_per_s
         saved_bytes = (plain_s - exchange_s) * link.bytes_per_s
         methods.append(

@@ -51,6 +51,17 @@ def least_counts(load: Loads, slots: int, gpus: int, limit: float) -> tuple[Coun
     replicas there are: c limit >= w + least((m - 1) c). Spare replicas may split small experts: s of them
     lower a sum of n smallest replicas to no less than that of the n - s smallest unsplit ones. Needs leave
     fewer to spare, which raises the needs: repeated until nothing changes.
+
+    Parameters
+    ----------
+    load
+        Of each expert, [experts].
+    slots
+        In all.
+    gpus
+        That they are divided over, evenly.
+    limit
+        Largest load of a GPU, in the unit of the loads.
     """
     other_slots = slots // gpus - 1
     counts = np.maximum(np.ceil(load / limit - 1e-9), 1).astype(np.int64)
@@ -149,7 +160,18 @@ def paired_counts(
 ) -> tuple[Slots, ...] | None:
     """Counts whose replicas pair within `limit`; None where there are none, () where it stays open.
 
-    `load` [experts] in any unit, that of `limit`; `work` is CP-SAT's deterministic time.
+    Parameters
+    ----------
+    load
+        Of each expert, [experts].
+    slots
+        In all.
+    gpus
+        That they are divided over, evenly.
+    limit
+        Largest load of a GPU, in the unit of the loads.
+    work
+        CP-SAT's deterministic time.
     """
     need = least_counts(load, slots, gpus, limit)
     if need is None:
@@ -239,7 +261,24 @@ def count_bound(
 ) -> CountBound:
     """Bisects between `low`, a bound, and `high`, just under a load that is reached, for loads [experts].
 
-    `work` is CP-SAT's deterministic time for each limit. The counts of the lowest limit come first.
+    The counts of the lowest limit come first.
+
+    Parameters
+    ----------
+    load
+        Of each expert, [experts].
+    slots
+        In all.
+    gpus
+        That they are divided over, evenly.
+    low
+        A load that no placement is below.
+    high
+        Just under a load that is reached.
+    work
+        CP-SAT's deterministic time for each limit.
+    steps
+        Limits that are tried, at most.
     """
     by_limit: list[tuple[Slots, ...]] = []
     limit = high
@@ -417,7 +456,17 @@ def _counts_at(
 def one_of_each(
     model: cp_model.CpModel, y: list[cp_model.IntVar], start: NDArray[np.int64]
 ) -> None:
-    """One choice of every expert; `start` has the first of each, and their number."""
+    """One choice of every expert; `start` has the first of each, and their number.
+
+    Parameters
+    ----------
+    model
+        Gets the constraints.
+    y
+        Literals of all choices, those of an expert side by side.
+    start
+        Index of the first literal of each expert, and the number of all literals at the end.
+    """
     for begin, end in pairwise(start.tolist()):
         model.add_exactly_one(y[begin:end])
 
@@ -425,7 +474,17 @@ def one_of_each(
 def solved(
     model: cp_model.CpModel, variables: list[cp_model.IntVar], work: float
 ) -> NDArray[np.int64] | bool | None:
-    """Values of variables in a solution; None if there is none, False if it was not found out."""
+    """Values of variables in a solution; None if there is none, False if it was not found out.
+
+    Parameters
+    ----------
+    model
+        With an objective or without.
+    variables
+        Whose values are wanted.
+    work
+        CP-SAT's deterministic time.
+    """
     from meshwright.planner.solvers.or_tools import cp_model
 
     solver = repeatable_solver(0, work=work)
@@ -445,6 +504,17 @@ def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound
 
     Of replicas in falling order, first with last and so on is the pairing with the smallest largest sum (an
     exchange argument). It may put an expert twice on a GPU, so it is a bound. None where counts are too many.
+
+    Parameters
+    ----------
+    load
+        Of each expert, [experts].
+    slots
+        In all.
+    gpus
+        That they are divided over, evenly.
+    keep
+        Most counts that come back, the best first.
     """
     experts, spare = len(load), slots - len(load)
     if slots != 2 * gpus or comb(slots - 1, experts - 1) > _MOST_COUNTS:

@@ -50,7 +50,16 @@ def _splits(per_gpu: int) -> NDArray[np.int64]:
 def split_pairs(packing: SlotPacking, rounds: int, stop_at: Loads) -> None:
     """Improves every row in place, the fullest GPU with the partner where both end lowest, until none helps.
 
-    `stop_at` [rows] is a largest GPU load that is good enough. GPUs of more slots stay.
+    GPUs of more slots stay.
+
+    Parameters
+    ----------
+    packing
+        Slots and loads of all rows.
+    rounds
+        Splits that a row gets, at most.
+    stop_at
+        Largest GPU loads that are good enough, [rows].
     """
     per_gpu = packing.slots.shape[2]
     if per_gpu > MOST_SLOTS_PER_GPU or packing.slots.shape[1] < 2:
@@ -124,6 +133,19 @@ def recount(rows: Rows, state: State, gap: float, tries: int, seed: int) -> None
     """Up to `tries` counts for every unsolved row, the best few improved further; `state` changes in place.
 
     Rows of more slots than RECOUNT allows stay: too small a part of their counts could be tried.
+
+    Parameters
+    ----------
+    rows
+        Layers to place, with their slots and GPUs.
+    state
+        Their placements so far, values and bounds.
+    gap
+        Relative: rows as near to their bound count as solved.
+    tries
+        Replica counts of a row that are packed, at most.
+    seed
+        Of the draws; equal loads draw the same.
     """
     if rows.slots > RECOUNT.most_slots or rows.slots == rows.loads.shape[2]:
         return
@@ -277,7 +299,19 @@ def first_answer(rows: Rows, gap: float) -> State:
 
 
 def search_limits(rows: Rows, state: State, gap: float, budget: SearchBudget) -> None:
-    """Betters unsolved rows in place by the replica counts that lower limits on the GPU load ask for."""
+    """Betters unsolved rows in place by the replica counts that lower limits on the GPU load ask for.
+
+    Parameters
+    ----------
+    rows
+        Layers to place, with their slots and GPUs.
+    state
+        Their placements so far, values and bounds.
+    gap
+        Relative: rows as near to their bound count as solved.
+    budget
+        Work for each row.
+    """
     _bound_by_counts(rows, state, gap, budget.bound_steps)
     _try_limits(rows, state, gap, budget.limits)
     split_gpu_pairs(rows, state, gap)
@@ -285,7 +319,21 @@ def search_limits(rows: Rows, state: State, gap: float, budget: SearchBudget) ->
 
 
 def search_counts(rows: Rows, state: State, gap: float, budget: SearchBudget, seed: int) -> None:
-    """Betters unsolved rows in place by counts drawn at random, and bounds again what fell."""
+    """Betters unsolved rows in place by counts drawn at random, and bounds again what fell.
+
+    Parameters
+    ----------
+    rows
+        Layers to place, with their slots and GPUs.
+    state
+        Their placements so far, values and bounds.
+    gap
+        Relative: rows as near to their bound count as solved.
+    budget
+        Work for each row.
+    seed
+        Of the draws.
+    """
     _try_transfers(rows, state, gap, budget, seed)
     _bound_by_counts(rows, state, gap, budget.bound_steps)
     before = state.value.copy()
@@ -424,7 +472,17 @@ def _bound_by_counts(
 
 
 def split_gpu_pairs(rows: Rows, state: State, gap: float) -> None:
-    """Splits the replicas of GPU pairs in a better way, for unsolved rows."""
+    """Splits the replicas of GPU pairs in a better way, for unsolved rows.
+
+    Parameters
+    ----------
+    rows
+        Layers to place, with their slots and GPUs.
+    state
+        Their placements so far, values and bounds.
+    gap
+        Relative: rows as near to their bound count as solved.
+    """
     index: NDArray[np.int64] = state.unsolved(rows, gap * BALANCE.search_share)
     index = index[np.isfinite(state.value[index])]
     if not len(index) or rows.spread_nodes > 1:
@@ -448,6 +506,19 @@ def counts_within(load: Loads, slots: int, gpus: int, limit: float, rule: str) -
     """Replica counts [experts] for a limit on the GPU load, by one load vector [experts].
 
     The counts with the smallest largest replica where the limit is out of reach.
+
+    Parameters
+    ----------
+    load
+        Of each expert, [experts].
+    slots
+        In all.
+    gpus
+        That they are divided over, evenly.
+    limit
+        Largest load of a GPU that is aimed at, in the unit of the loads.
+    rule
+        One of `SPARE_SLOT_RULES`: who gets the slots that are left.
     """
     needed = least_counts(load, slots, gpus, limit)
     if needed is None:
@@ -487,8 +558,19 @@ def _spare_to_smallest(load: Loads, counts: Slots, spare: int, gpus: int) -> Slo
 def shared_counts(load: Loads, slots: int, gpus: int, fewest: Slots) -> Slots:
     """Replica counts [ways, experts] for loads [experts], the ways of one cut side by side.
 
-    `fewest` [experts] are replicas that any placement worth having gives. Of more than
-    SHARES.most_ways those with a whole number of hot pieces for every GPU stay, and others evenly spaced.
+    Of more than SHARES.most_ways those with a whole number of hot pieces for every GPU stay, and others
+    evenly spaced.
+
+    Parameters
+    ----------
+    load
+        Of each expert, [experts].
+    slots
+        In all.
+    gpus
+        That they are divided over, evenly.
+    fewest
+        Replicas that any placement worth having gives, [experts].
     """
     order = np.argsort(-load, kind="stable")
     cuts = _cuts(load[order], int((fewest > 1).sum()))
@@ -552,8 +634,23 @@ def transferred(
 ) -> Slots:
     """Counts [n, experts] with the least above `limit`, the best first.
 
-    The search starts from the first of the candidates [ways, experts] and from the best of those that are
-    some replicas apart. `loads` [windows, experts] are in the unit of `limit`; the same get the same draws.
+    The search starts from the first of the candidates and from the best of those that are some replicas
+    apart. The same loads get the same draws.
+
+    Parameters
+    ----------
+    loads
+        In the unit of `limit`, [windows, experts].
+    candidates
+        Counts to begin from, [ways, experts].
+    gpus
+        That the slots are divided over.
+    limit
+        Largest load of a GPU that is aimed at.
+    steps
+        Replicas that are moved, at most.
+    seed
+        Of the draws.
     """
     chance = np.random.default_rng((seed, crc32(np.ascontiguousarray(loads).tobytes())))
     search = _Transfers(loads, gpus, limit, chance)

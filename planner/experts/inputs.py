@@ -80,10 +80,17 @@ _DAMAGED_ARCHIVE = (
 
 
 def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -> Routing:
-    """The routing in a file or folder; `windows` chooses arrays by name, `split` cuts steps into windows.
+    """The routing in a file or folder. Raises InputError where there is none that can be read.
 
-    npz, npy, json, csv; jsonl (Megatron); a folder with meta_info.json (TensorRT-LLM); pt, or a folder of
-    them (SGLang, needs torch). Raises InputError.
+    Parameters
+    ----------
+    path
+        A file by its ending: npz, npy, json, csv; jsonl (Megatron); pt (SGLang, needs torch). Or a folder:
+        with meta_info.json (TensorRT-LLM), or of pt files.
+    windows
+        Names of arrays that are a window each; none for what systems call them.
+    split
+        Windows that recorded steps are cut into, from 1.
     """
     if split < 1:
         raise InputError(f"windows: must be cut into at least 1, got {split}")
@@ -322,7 +329,17 @@ _UNIT = 10**9
 
 
 def check_affinity(affinity: Loads, layers: int, experts: int, shape: SlotShape) -> None:
-    """Raises InputError unless affinity is finite, not negative, of shape [layers, GPUs, experts]."""
+    """Raises InputError unless affinity is finite, not negative, of shape [layers, GPUs, experts].
+
+    Parameters
+    ----------
+    affinity
+        Tokens from each source rank to each expert.
+    layers, experts
+        Of the loads.
+    shape
+        Whose GPUs are the source ranks.
+    """
     expected = (layers, shape.gpus, experts)
     if affinity.shape != expected:
         raise InputError(
@@ -337,6 +354,15 @@ def local_choices(slots: Slots, affinity: Loads, nodes: int) -> Loads:
     """Choices that stay if the experts of a node stood at a source's node, [sources' nodes, experts' nodes].
 
     For one layer's slots [gpus, per GPU]. Replicas serve even shares, near sources first.
+
+    Parameters
+    ----------
+    slots
+        Of one layer, [gpus, slots of a GPU].
+    affinity
+        Tokens from each rank to each expert, [ranks, experts].
+    nodes
+        That GPUs and ranks are divided over.
     """
     experts = affinity.shape[1]
     replicas = np.stack([np.bincount(node, minlength=experts) for node in slots.reshape(nodes, -1)])
@@ -346,7 +372,17 @@ def local_choices(slots: Slots, affinity: Loads, nodes: int) -> Loads:
 
 
 def cross_node_share(slots: Slots, affinity: Loads, nodes: int) -> float:
-    """Part of all choices of one layer that leave the source's node, replicas serving near sources first."""
+    """Part of all choices of one layer that leave the source's node, replicas serving near sources first.
+
+    Parameters
+    ----------
+    slots
+        Of one layer, [gpus, slots of a GPU].
+    affinity
+        Tokens from each rank to each expert, [ranks, experts].
+    nodes
+        That GPUs and ranks are divided over.
+    """
     local = np.trace(local_choices(slots, affinity, nodes))
     return float(1 - local / max(affinity.sum(), 1e-300))
 
@@ -355,6 +391,15 @@ def near_sources(solved: Solved, affinity: Loads, shape: SlotShape) -> Solved:
     """The placement with whole nodes in the order in which the most choices stay: an assignment problem.
 
     Nodes are alike: balance, bound, replicas and the nodes that a token touches stay as they are.
+
+    Parameters
+    ----------
+    solved
+        The placement.
+    affinity
+        Tokens from each rank to each expert, [layers, ranks, experts].
+    shape
+        Of slots, GPUs and nodes.
     """
     slots = solved.slots.copy()
     for layer, counts in enumerate(affinity):
@@ -414,6 +459,15 @@ def read_flows(routing: Routing, co_activation: Path | None, shape: SlotShape) -
     """Of the loads' own file, or of `co_activation`: a token trace, or counts of pairs of experts.
 
     Pairs count where there is no trace. Raises InputError for another shape than the loads.
+
+    Parameters
+    ----------
+    routing
+        What the file of the loads holds.
+    co_activation
+        Another file with a trace or counts of pairs, None for none.
+    shape
+        Whose GPUs are the source ranks.
     """
     _, layers, experts = routing.loads.shape
     where = "co-activation" if co_activation is None else str(co_activation)
@@ -491,6 +545,17 @@ def slot_choices(
 
     Replicas take turns in the order of the tokens; with `near_gpus`, the GPUs of a node, tokens take replicas
     by `touched`. -1 where the choice was dropped.
+
+    Parameters
+    ----------
+    tokens
+        Experts that each token chose, [tokens, top-k]; -1 for a choice that was dropped.
+    slots
+        Of one layer, [gpus, slots of a GPU].
+    experts
+        How many there are.
+    near_gpus
+        GPUs of a node, where tokens take replicas by `touched`; None for turns.
     """
     flat = slots.ravel()
     order = np.argsort(flat, kind="stable")
@@ -569,7 +634,21 @@ def blocks_per_token(
     block_gpus: int,
     near_gpus: int | None = None,
 ) -> float:
-    """Mean number of different blocks of `block_gpus` GPUs that a token's experts lie in."""
+    """Mean number of different blocks of `block_gpus` GPUs that a token's experts lie in.
+
+    Parameters
+    ----------
+    tokens
+        Experts that each token chose, [tokens, top-k].
+    slots
+        Of one layer, [gpus, slots of a GPU].
+    experts
+        How many there are.
+    block_gpus
+        GPUs of a block.
+    near_gpus
+        As `slot_choices` takes it.
+    """
     choice = slot_choices(tokens, slots, experts, near_gpus)
     return float(distinct(choice // (slots.shape[1] * block_gpus)).mean())
 

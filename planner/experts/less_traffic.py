@@ -340,6 +340,19 @@ def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: 
 
     A unit does not go back to a place for some steps, unless that betters the best (Glover, Tabu Search part
     I, 1989). Ends after `steps`, or `patience` steps without a better state.
+
+    Parameters
+    ----------
+    state
+        Where every unit is.
+    cap
+        What a state must keep to, and the price of not doing so on the way.
+    steps
+        Exchanges at most.
+    patience
+        Of them without a better state.
+    seed
+        Of how long places stay shut.
     """
     chance = np.random.default_rng(seed)
     places = int(state.gpu.max()) // cap.gpus + 1
@@ -376,7 +389,21 @@ def _open(state: SwapState, cost: Loads, cap: Cap) -> Loads:
 
 
 def step_cost_s(units: int, windows: int, levels: int, tokens_per_unit: float, rooms: int) -> float:
-    """About what a step takes on one core: the work that a time limit is shared out by."""
+    """About what a step takes on one core: the work that a time limit is shared out by.
+
+    Parameters
+    ----------
+    units
+        That may change places.
+    windows
+        Of loads.
+    levels
+        Of the fabric that count.
+    tokens_per_unit
+        Choices of a unit; 0 without a trace.
+    rooms
+        Limits on replicas in a block.
+    """
     pairs_s = units**2 * (1.4e-8 * windows + 2.5e-8 * levels + 2e-8 * rooms)
     return 2e-4 + pairs_s + levels * (2e-4 + 5e-7 * tokens_per_unit)
 
@@ -389,6 +416,17 @@ def packed(gpu: Ids, expert: Ids, weight: Loads, shape: SlotShape) -> Ids:
 
     The best of the packing as it is, of one from the start and of one dealt out, after exchanges. An expert's
     replicas lie on different GPUs then; there are no more of them on a node than it has GPUs.
+
+    Parameters
+    ----------
+    gpu
+        Of every replica now, [replicas].
+    expert
+        Of every replica, [replicas].
+    weight
+        Loads over the mean GPU load, [windows, replicas].
+    shape
+        Of slots, GPUs and nodes.
     """
     packed_gpu = gpu.copy()
     size = shape.node_gpus
@@ -460,6 +498,15 @@ class NodeExchange:
 
         Blocks that tokens touch, or else the share of pairs apart; and the share of choices that leave their
         source's block, for each token, as a token's copy to its own block is free.
+
+        Parameters
+        ----------
+        slots
+            By which replicas are numbered, [gpus, slots of a GPU].
+        choice
+            Replica of each choice of the tokens, [tokens, top-k]; None without a trace.
+        gpu
+            Of every replica, [replicas].
         """
         terms: list[Term] = []
         for level in self.levels:
@@ -520,8 +567,30 @@ def less_traffic(
 ) -> Solved:
     """The placement with replicas exchanged within the cap; a layer where nothing helps stays as it is.
 
-    Loads [layers, windows, experts] over the mean GPU load. The time limit is shared out over the layers as
-    steps of the search, about what 2 cores do in it.
+    The time limit is shared out over the layers as steps of the search, about what 2 cores do in it.
+
+    Parameters
+    ----------
+    flows
+        Ways of the tokens, of all layers.
+    loads
+        Over the mean GPU load, [layers, windows, experts].
+    solved
+        The placement to begin from.
+    shape
+        Of slots, GPUs and nodes.
+    levels
+        Of the fabric, with what touching a block costs.
+    cap
+        Mean balance that may be reached.
+    spread
+        Whether replicas of an expert are kept on different nodes.
+    workers
+        Processes.
+    near
+        Whether tokens take replicas in nodes that they touch anyway.
+    time_limit_s
+        Shared out over the layers.
     """
     caps = layer_caps(solved.value, cap)
     rounds = TRAFFIC.rounds if near and shape.slots > loads.shape[2] else 1
@@ -742,9 +811,27 @@ def less_grouped_traffic(
 ) -> Solved:
     """The placement with groups on other nodes, tokens touching fewer, within the caps [layers].
 
-    Loads [layers, windows, experts] over the mean GPU load. Partitions are tried by rising traffic
-    (all of them where there are few, else what a search finds), until one's packing keeps to the cap. Then
-    whole nodes change leaves.
+    Partitions are tried by rising traffic (all of them where there are few, else what a search finds), until
+    one's packing keeps to the cap. Then whole nodes change leaves.
+
+    Parameters
+    ----------
+    flows
+        Ways of the tokens, of all layers.
+    loads
+        Over the mean GPU load, [layers, windows, experts].
+    solved
+        The placement to begin from.
+    shape
+        Of slots, GPUs and nodes.
+    limits
+        With the number of groups.
+    effort
+        For the packing of each node.
+    levels
+        Of the fabric, with what touching a block costs.
+    caps
+        Largest GPU load of each layer, [layers].
     """
     if not flows.by_token:
         return solved
@@ -869,6 +956,19 @@ def nodes_to_leaves(
     """One layer's slots [gpus, per GPU] with whole nodes exchanged so that tokens touch fewer leaves.
 
     For experts whose replicas lie on one node. Nodes are alike: balance and nodes touched stay.
+
+    Parameters
+    ----------
+    flows
+        Ways of the tokens, of all layers.
+    layer
+        Whose placement it is.
+    slots
+        Of it, [gpus, slots of a GPU].
+    shape
+        Of slots, GPUs and nodes.
+    levels
+        Of the fabric, nodes first, with what touching a block costs.
     """
     above = tuple(
         (level.weight, level.gpus // shape.node_gpus) for level in levels[1:] if level.weight > 0

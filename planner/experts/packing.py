@@ -84,7 +84,17 @@ class State:
         return np.flatnonzero(self.value > target * (1 + gap))
 
     def offer(self, rows: Rows, index: NDArray[np.int64], slots: Slots) -> None:
-        """Takes over the valid placements among `slots` that are better than the rows of `index`."""
+        """Takes over the valid placements among `slots` that are better than the rows of `index`.
+
+        Parameters
+        ----------
+        rows
+            What is placed.
+        index
+            Rows that placements are offered to, [n].
+        slots
+            A placement for each, [n, gpus, slots of a GPU].
+        """
         part = rows.take(index)
         value = value_of(part, slots)
         value[is_invalid(part, slots)] = np.inf
@@ -93,7 +103,17 @@ class State:
         self.value[index[better]] = value[better]
 
     def offer_best(self, rows: Rows, row: int, slots: Slots) -> None:
-        """The same for several placements [tries, gpus, slots of a GPU] of one row."""
+        """The same for several placements [tries, gpus, slots of a GPU] of one row.
+
+        Parameters
+        ----------
+        rows
+            What is placed.
+        row
+            That placements are offered to.
+        slots
+            Placements of it, [tries, gpus, slots of a GPU].
+        """
         for tried in slots:
             self.offer(rows, np.array([row]), tried[None])
 
@@ -201,8 +221,17 @@ def slot_loads(replica: Loads, slots: Slots) -> Loads:
 def greedy_counts(load: Loads, slots: int, most_replicas: int) -> Slots:
     """Replica counts [rows, experts] that minimise the largest replica load, by one window [rows, experts].
 
-    One replica more for the hottest until `slots` are used; at most `most` of an expert. Exact: an exchange
+    One replica more for the hottest until `slots` are used. Exact: an exchange
     argument shows that no other counts have a smaller largest share.
+
+    Parameters
+    ----------
+    load
+        Of one window, [rows, experts].
+    slots
+        Of a row.
+    most_replicas
+        Of an expert.
     """
     rows, experts = load.shape
     counts = np.ones((rows, experts), dtype=np.int64)
@@ -224,6 +253,17 @@ def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> SlotP
     All replicas of an expert are laid at once, on as many different GPUs. A replica for which only GPUs that
     hold its expert have room left is stranded; `_repair` mends those few cases.
     With `spread_nodes` N, a node, one of N equal runs of GPUs, gets at most ceil(c / N) of c replicas.
+
+    Parameters
+    ----------
+    loads
+        [rows, windows, experts].
+    counts
+        Replicas of each expert, [rows, experts].
+    gpus
+        Of a row.
+    spread_nodes
+        Equal runs of GPUs over which replicas are spread; 1 for no such limit.
     """
     rows, windows, experts = loads.shape
     total = int(counts[0].sum())
@@ -295,8 +335,19 @@ def exchange_to_improve(
 ) -> None:
     """Best exchange between the fullest GPU and any other, in place, until none helps.
 
-    `stop_at` [rows] is a largest GPU load that is good enough, in the unit of the loads. Each round takes one
+    Each round takes one
     exchange in every open row: that whose larger GPU load afterwards, over the windows, is smallest.
+
+    Parameters
+    ----------
+    packing
+        Slots and loads of all rows.
+    rounds
+        Exchanges of a row, at most.
+    stop_at
+        Largest GPU loads that are good enough, [rows], in the unit of the loads.
+    spread_nodes
+        As `pack` takes it.
     """
     counts = packing.counts
     weight = slot_loads(packing.loads / counts[:, None, :], packing.slots)
@@ -413,6 +464,13 @@ def _spread_limits(
 
 def in_order(layers: int, experts: int, shape: SlotShape) -> Slots:
     """Slot s holds expert s modulo their number, as vLLM, SGLang and Megatron start.
+
+    Parameters
+    ----------
+    layers, experts
+        Of the model.
+    shape
+        Of slots, GPUs and nodes.
 
     Returns
     -------

@@ -29,8 +29,18 @@ def read_placement(
 ) -> Slots:
     """Slots [layers, gpus, slots of a GPU] from any file that `experts` writes. Raises InputError.
 
-    Our own JSON, SGLang's, TensorRT-LLM's YAML, vLLM-ascend's JSON, a Megatron permutation. `layer_ids` are
-    the model's layers with experts, where known.
+    Parameters
+    ----------
+    path
+        Our own JSON, SGLang's, TensorRT-LLM's YAML, vLLM-ascend's JSON, or a Megatron permutation.
+    layers
+        With experts.
+    gpus
+        That slots must divide over.
+    experts
+        Of a layer.
+    layer_ids
+        Numbers of these layers in the model; empty where they are not known.
     """
     document = read_mapping(path, LARGEST_TEXT_BYTES)
     key = next((name for name in _KEYS if name in document), None)
@@ -317,11 +327,21 @@ def count_moves(before: Slots, after: Slots) -> int:
 def bound_curve(load: Loads, slots: Slots, moves: int, least_bound: float) -> Loads:
     """Bounds on a layer's largest GPU load after 0 .. `moves` moves, [moves + 1], convex and falling.
 
-    Load [windows, experts], slots [gpus, per GPU]; `least` bounds every placement. Two arguments for a GPU of
-    load W. One: what leaves it needs a move onto it, and a further replica elsewhere is a move too and takes
-    less than the whole; so k moves take at most its k largest replicas. Two: a move puts out one replica
-    somewhere, and takes at most w / (c + 1) off the other GPUs that hold the expert that comes; so m moves
-    take at most m times the largest of both from all GPUs above any level.
+    Two arguments for a GPU of load W. One: what leaves it needs a move onto it, and a further replica
+    elsewhere is a move too and takes less than the whole; so k moves take at most its k largest replicas.
+    Two: a move puts out one replica somewhere, and takes at most w / (c + 1) off the other GPUs that hold the
+    expert that comes; so m moves take at most m times the largest of both from all GPUs above any level.
+
+    Parameters
+    ----------
+    load
+        Of one layer, [windows, experts].
+    slots
+        The placement in use, [gpus, slots of a GPU].
+    moves
+        Most of the curve.
+    least_bound
+        No placement at all is below it.
     """
     counts = np.bincount(slots.ravel(), minlength=load.shape[1])
     share = load / np.maximum(counts, 1)

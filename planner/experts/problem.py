@@ -52,7 +52,17 @@ class PlacementLimits:
 
 
 def check_shape(experts: int, shape: SlotShape, limits: PlacementLimits) -> None:
-    """Raises InputError for counts that do not divide, InfeasibleError where no placement can exist."""
+    """Raises InputError for counts that do not divide, InfeasibleError where no placement can exist.
+
+    Parameters
+    ----------
+    experts
+        Of a layer.
+    shape
+        Of slots, GPUs and nodes.
+    limits
+        Groups to keep whole, replicas to spread.
+    """
     slots, gpus, nodes = shape.slots, shape.gpus, shape.nodes
     for name, value in (("slots", slots), ("gpus", gpus), ("nodes", nodes)):
         if value < 1:
@@ -107,7 +117,17 @@ def _check_groups(experts: int, shape: SlotShape, limits: PlacementLimits) -> No
 
 
 def check_size(size: int, what: str, where: str) -> None:
-    """Raises InputError for more than are read of `what` a file holds."""
+    """Raises InputError for more than are read of `what` a file holds.
+
+    Parameters
+    ----------
+    size
+        Numbers that the file holds.
+    what
+        These are, for the message.
+    where
+        The file's name.
+    """
     if size > MOST_ELEMENTS:
         words = f"{size} {what}, more than the {MOST_ELEMENTS} that are read"
         raise InputError(f"{where}: {words}")

@@ -109,7 +109,17 @@ def cut_steps(table: NDArray[Any], split: int) -> Loads:
 
 
 def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
-    """Loads of physical slots [steps, layers, slots] summed by the experts they hold, by [layers, slots]."""
+    """Loads of physical slots [steps, layers, slots] summed by the experts they hold, by [layers, slots].
+
+    Parameters
+    ----------
+    table
+        Loads of slots, [steps, layers, slots].
+    mapping
+        Expert of each slot, [layers, slots].
+    where
+        The file's name, for messages.
+    """
     if table.ndim != 3 or mapping.shape != table.shape[1:] or mapping.dtype.kind not in "iu":
         raise InputError(
             f"{where}: physical_to_logical_map must have the shape {list(table.shape[1:])}, "
@@ -128,7 +138,19 @@ def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
 
 
 def from_tokens(ids: NDArray[Any], experts: int, where: str, extra: Routing) -> Routing:
-    """Routing from the experts that each token chose, [layers, tokens, top-k]."""
+    """Routing from the experts that each token chose, [layers, tokens, top-k].
+
+    Parameters
+    ----------
+    ids
+        Experts that each token chose, [layers, tokens, top-k]; -1 for a choice that was dropped.
+    experts
+        How many there are; 0 for one more than the largest number.
+    where
+        The file's name, for messages.
+    extra
+        What else is known, whose loads are replaced.
+    """
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
         raise InputError(
             f"{where}: must be integers of shape [layers, tokens, top-k], got {ids.dtype} {list(ids.shape)}"
@@ -340,6 +362,15 @@ def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
     """Megatron's tokens_per_expert, a JSON object a line; `layer` and `iteration` where known.
 
     tokens_per_expert is a list [experts] with `layer` (or layer_number), or a list [layers, experts].
+
+    Parameters
+    ----------
+    data
+        Bytes of the file.
+    path
+        Of it, for messages.
+    split
+        Windows that iterations are cut into.
     """
     lines = [line for line in data.splitlines() if line.strip()]
     steps: dict[int, dict[int, Loads]] = {}
@@ -394,7 +425,17 @@ MOST_FILES = 4096
 
 
 def read_torch(data: bytes, path: Path, split: int) -> Routing:
-    """One dump, read with torch.load(weights_only=True): no code is run. Raises InputError."""
+    """One dump, read with torch.load(weights_only=True): no code is run. Raises InputError.
+
+    Parameters
+    ----------
+    data
+        Bytes of the file.
+    path
+        Of it, for messages.
+    split
+        Windows that steps are cut into.
+    """
     return recorded([_loaded(data, path)], path, split)
 
 
@@ -433,7 +474,17 @@ def _loaded(data: bytes, path: Path) -> Mapping[str, Any]:
 
 
 def recorded(dumps: Sequence[Mapping[str, Any]], path: Path, split: int) -> Routing:
-    """Dumps of one mode as one routing. Raises InputError."""
+    """Dumps of one mode as one routing. Raises InputError.
+
+    Parameters
+    ----------
+    dumps
+        What the files of all ranks hold.
+    path
+        Of the file or folder, for messages.
+    split
+        Windows that steps are cut into.
+    """
     if all("logical_count" in dump for dump in dumps):
         tables = [np.asarray(dump["logical_count"]) for dump in dumps]
         tables = [table if table.ndim == 3 else table[None] for table in tables]

@@ -210,6 +210,17 @@ def limits_of(
     """--groups as asked; else the model's routing groups, else those that the loads file states.
 
     Groups that nobody asked for are kept whole only where they divide evenly over the nodes.
+
+    Parameters
+    ----------
+    request
+        With `groups` as asked, or None.
+    stated_groups
+        Routing groups that the file of the loads states, from 1.
+    model
+        Whose routing groups count before these; None where none is named.
+    nodes
+        That groups must divide over.
     """
     by_model = model.moe.router_groups if model is not None and model.moe is not None else None
     implied = by_model or stated_groups
@@ -430,7 +441,17 @@ def gpu_share(loads: Loads, slots: Slots) -> Loads:
 
 
 def layer_row(case: PlacementCase, layer: int, solved: Solved) -> dict[str, Any]:
-    """The figures of one layer; None for what its files do not tell."""
+    """The figures of one layer; None for what its files do not tell.
+
+    Parameters
+    ----------
+    case
+        The request with its files.
+    layer
+        Its number among those with experts.
+    solved
+        The placement of all layers.
+    """
     routing, ground, flows = case.routing, case.ground, case.flows
     slots = solved.slots[layer]
     experts = routing.loads.shape[2]
@@ -486,6 +507,19 @@ def traffic_row(
     A token's own node is among those that it touches by chance 1 / nodes. The slowest receiver ends the
     all-to-all. Plain: every chosen expert is sent a copy, and the busiest GPU receives them over its NIC.
     Deduplicated (DeepEP's two levels): one copy to each node, shared evenly by the NICs of the busiest node.
+
+    Parameters
+    ----------
+    tokens
+        Experts that each token chose, [tokens, top-k].
+    slots
+        Of the layer, [gpus, slots of a GPU].
+    experts
+        Of a layer.
+    ground
+        The cluster, and the model if one is named, without which bytes are left out.
+    request
+        With tokens of a dispatch, and how a replica is chosen.
     """
     shape = ground.shape
     near = near_gpus(request, ground)
@@ -522,14 +556,34 @@ def near_gpus(request: ExpertRequest, ground: Ground) -> int | None:
 
 
 def pairs_apart(pairs: Loads, slots: Slots, node_gpus: int) -> float:
-    """Share of the pairs of chosen experts [experts, experts] that lie on different nodes."""
+    """Share of the pairs of chosen experts [experts, experts] that lie on different nodes.
+
+    Parameters
+    ----------
+    pairs
+        How often two experts were chosen together, [experts, experts].
+    slots
+        Of the layer, [gpus, slots of a GPU].
+    node_gpus
+        GPUs of a node.
+    """
     shared = replica_pairs(pairs, slots)
     node = np.arange(slots.size) // (slots.shape[1] * node_gpus)
     return Apart(shared, node, 2 / max(shared.sum(), 1e-300)).cost()
 
 
 def node_balance(loads: Loads, slots: Slots, nodes: int) -> float:
-    """Largest over mean node load, the worst window, for loads [windows, experts] of one layer."""
+    """Largest over mean node load, the worst window, for loads [windows, experts] of one layer.
+
+    Parameters
+    ----------
+    loads
+        Of one layer, [windows, experts].
+    slots
+        Of it, [gpus, slots of a GPU].
+    nodes
+        That GPUs are divided over.
+    """
     counts = np.bincount(slots.ravel(), minlength=loads.shape[1])
     load = (loads / counts)[:, slots.ravel()].reshape(len(loads), nodes, -1).sum(axis=2)
     return float((load.max(axis=1) / load.mean(axis=1)).max())
@@ -538,7 +592,19 @@ def node_balance(loads: Loads, slots: Slots, nodes: int) -> float:
 def change_from(
     case: PlacementCase, current: Slots, document: dict[str, Any], moved: Moved | None
 ) -> dict[str, Any]:
-    """What `from` tells: moves made, balance before, and the bound where moves were limited."""
+    """What `from` tells: moves made, balance before, and the bound where moves were limited.
+
+    Parameters
+    ----------
+    case
+        The request with its files.
+    current
+        The placement in use, [layers, gpus, slots of a GPU].
+    document
+        With figures of the new one.
+    moved
+        How it came about, where moves were limited.
+    """
     before = gpu_share(case.routing.loads, current).max(axis=1)
     return {
         "moves": sum(row["moves"] for row in document["layers"]),
@@ -554,6 +620,15 @@ def compared(case: PlacementCase, ours: Slots, ungrouped: Slots | None) -> list[
     """Balance and moves of what is there at the start, of the greedy balancer, and of this placement.
 
     With groups, `ungrouped` is a placement without them.
+
+    Parameters
+    ----------
+    case
+        The request with its files.
+    ours
+        The new placement, [layers, gpus, slots of a GPU].
+    ungrouped
+        One that does not keep groups whole; None where there are no groups.
     """
     loads, shape, groups = case.routing.loads, case.ground.shape, case.limits.groups
     mean_loads = loads.mean(axis=0)

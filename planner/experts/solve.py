@@ -112,8 +112,21 @@ def solve_exactly(
 ) -> ExactPacking:
     """Minimises the largest GPU load, starting from `hint` with load `below` over the mean.
 
-    `work` is CP-SAT's deterministic time (about a second each), which ends the search at the same point on
-    every machine. Any solver status but the known ones raises.
+    Any solver status but the known ones raises.
+
+    Parameters
+    ----------
+    layer
+        What is packed, and which replica counts are allowed.
+    hint
+        A placement to begin from, [gpus, slots of a GPU].
+    below
+        Its largest load over the mean.
+    work
+        CP-SAT's deterministic time, about a second each, which ends the search at the same point on every
+        machine.
+    seed
+        Of the solver.
     """
     from meshwright.planner.solvers.or_tools import cp_model
 
@@ -164,7 +177,17 @@ def replica_literals(model: cp_model.CpModel, layer: Layer) -> tuple[Chosen, On]
 
 
 def post_packing(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On) -> None:
-    """One count for each expert, that many GPUs; every slot filled; replicas spread over nodes if asked."""
+    """One count for each expert, that many GPUs; every slot filled; replicas spread over nodes if asked.
+
+    Parameters
+    ----------
+    model
+        Gets the constraints.
+    layer
+        What is packed.
+    chosen, on
+        Literals, from `replica_literals`.
+    """
     gpus, per_gpu = layer.gpus, layer.slots // layer.gpus
     for e in range(layer.loads.shape[1]):
         model.add_exactly_one(literal for (i, _), literal in chosen.items() if i == e)
@@ -181,7 +204,19 @@ def post_packing(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On) 
 
 
 def post_top(model: cp_model.CpModel, layer: Layer, on: On, top: cp_model.IntVar) -> None:
-    """No GPU's load is above `top`, in any window."""
+    """No GPU's load is above `top`, in any window.
+
+    Parameters
+    ----------
+    model
+        Gets the constraints.
+    layer
+        What is packed.
+    on
+        Literals, from `replica_literals`.
+    top
+        In units of 1 / `MEAN_LOAD` of the mean GPU load.
+    """
     from meshwright.planner.solvers.or_tools import cp_model
 
     weights = np.floor(layer.loads * MEAN_LOAD).astype(np.int64)
@@ -194,7 +229,17 @@ def post_top(model: cp_model.CpModel, layer: Layer, on: On, top: cp_model.IntVar
 
 
 def solution_slots(solver: cp_model.CpSolver, layer: Layer, on: On) -> Slots:
-    """Slots [gpus, slots of a GPU] of the solver's solution."""
+    """Slots [gpus, slots of a GPU] of the solver's solution.
+
+    Parameters
+    ----------
+    solver
+        With a solution.
+    layer
+        What is packed.
+    on
+        Literals, from `replica_literals`.
+    """
     by_gpu: list[list[int]] = [[] for _ in range(layer.gpus)]
     for (expert, _, gpu), literal in on.items():
         if solver.value(literal):
@@ -203,7 +248,19 @@ def solution_slots(solver: cp_model.CpSolver, layer: Layer, on: On) -> Slots:
 
 
 def hint_at(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots) -> None:
-    """Hints every literal at slots [gpus, slots of a GPU]."""
+    """Hints every literal at slots [gpus, slots of a GPU].
+
+    Parameters
+    ----------
+    model
+        Gets the hints.
+    layer
+        What is packed.
+    chosen, on
+        Literals, from `replica_literals`.
+    hint
+        A placement, [gpus, slots of a GPU].
+    """
     counts = np.bincount(hint.ravel(), minlength=layer.loads.shape[1])
     gpu_experts = [set(row.tolist()) for row in hint]
     for (e, c), literal in chosen.items():
@@ -341,7 +398,17 @@ def solve_rows(rows: Rows, effort: PlacementEffort) -> Solved:
 
 
 def search_budget(rows: Rows, count: int, effort: PlacementEffort) -> SearchBudget:
-    """Work for each of `count` unsolved rows, by what its parts cost on one core."""
+    """Work for each of `count` unsolved rows, by what its parts cost on one core.
+
+    Parameters
+    ----------
+    rows
+        What is placed.
+    count
+        Rows that are not solved.
+    effort
+        With the time limit that is shared out.
+    """
     total_s = 2 * effort.time_limit_s / max(count, 1)
     round_s = 24e-6 * rows.slots * (1 + rows.slots / 300)
     transfer_s = (2e-5 if rows.slots == 2 * rows.gpus else 2e-4) * rows.slots
@@ -355,7 +422,17 @@ def search_budget(rows: Rows, count: int, effort: PlacementEffort) -> SearchBudg
 
 
 def improve_rows(rows: Rows, state: State, effort: PlacementEffort) -> None:
-    """The search, first on all unsolved rows, then more of it on those that stay so; changes `state`."""
+    """The search, first on all unsolved rows, then more of it on those that stay so; changes `state`.
+
+    Parameters
+    ----------
+    rows
+        Layers to place, with their slots and GPUs.
+    state
+        Their placements so far, values and bounds.
+    effort
+        How far to go.
+    """
     split_gpu_pairs(rows, state, effort.gap)
     for step in (search_limits, partial(search_counts, seed=effort.seed)):
         unsolved = state.unsolved(rows, effort.gap * BALANCE.search_share)
@@ -400,7 +477,19 @@ class _Task:
 
 
 def close_gaps(rows: Rows, state: State, effort: PlacementEffort, share: float) -> None:
-    """CP-SAT on unsolved rows, widest gap first; `share` of the time limit is shared out over them."""
+    """CP-SAT on unsolved rows, widest gap first; `share` of the time limit is shared out over them.
+
+    Parameters
+    ----------
+    rows
+        Layers to place, with their slots and GPUs.
+    state
+        Their placements so far, values and bounds.
+    effort
+        How far to go.
+    share
+        Of the time limit, 0 to 1.
+    """
     gap = state.value / np.maximum(state.bound, rows.needed) - 1
     widest_first = np.argsort(-gap, kind="stable")
     wide = (gap > max(effort.gap, LOAD_ROUNDING)) & np.isfinite(state.value)
@@ -471,9 +560,19 @@ def solve_grouped(
 ) -> Solved:
     """Slots [layers, gpus, slots of a GPU] with bounds, groups whole on a node.
 
-    Loads [layers, windows, experts] are in units of the mean GPU load. Partitions of the groups over nodes
-    are tried in the order of their bounds, until the best one found is no worse than the bounds of those
-    left. With very many partitions only one is tried, by the groups' loads.
+    Partitions of the groups over nodes are tried in the order of their bounds, until the best one found is no
+    worse than the bounds of those left. With very many partitions only one is tried, by the groups' loads.
+
+    Parameters
+    ----------
+    loads
+        In units of the mean GPU load, [layers, windows, experts].
+    shape
+        Of slots, GPUs and nodes.
+    limits
+        With the number of groups.
+    effort
+        How far to go.
     """
     if partitions(limits.groups, shape.nodes) > GROUPS.most_partitions:
         # Groups to nodes by their loads, then every node; the bound is that of the groups and of all experts.
@@ -672,7 +771,18 @@ def solve_nodes(
 ) -> tuple[Slots, Loads]:
     """Slots [layers, gpus, slots of a GPU] and their largest GPU loads [layers], for `groups` of the nodes.
 
-    Loads [layers, windows, experts] over the mean GPU load, groups [layers, nodes, groups of a node].
+    Parameters
+    ----------
+    loads
+        In units of the mean GPU load, [layers, windows, experts].
+    groups
+        Of each node, [layers, nodes, groups of a node].
+    shape
+        Of slots, GPUs and nodes.
+    limits
+        With the number of groups.
+    effort
+        How far to go.
     """
     layers, _, experts = loads.shape
     per_group = experts // limits.groups

@@ -97,7 +97,19 @@ def post_placements(
     assumptions: Sequence[Sequence[AssumedImbalance | None]],
     routing: JointRouting,
 ) -> PlacementVariables:
-    """Ties every choice to a placement with the imbalance that its price assumes."""
+    """Ties every choice to a placement with the imbalance that its price assumes.
+
+    Parameters
+    ----------
+    model
+        Gets variables and constraints.
+    choices
+        Literals of each choice.
+    assumptions
+        What the price behind each literal assumes; None where it assumes nothing.
+    routing
+        Loads, and placements to begin from.
+    """
     literals_of: dict[AssumedImbalance, list[Any]] = {}
     for literals, assumed in zip(choices, assumptions, strict=True):
         for literal, assumption in zip(literals, assumed, strict=True):
@@ -294,7 +306,17 @@ class ExpertLoads:
 
 
 def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
-    """Places the model's experts for every degree. Raises InputError where the file is not the model's."""
+    """Places the model's experts for every degree. Raises InputError where the file is not the model's.
+
+    Parameters
+    ----------
+    path
+        As `read_routing` takes it.
+    model
+        With experts.
+    gpus
+        No degree is larger.
+    """
     if model.moe is None:
         raise InputError(f"expert-loads: {model.name} has no experts; leave --expert-loads out")
     routing = read_routing(path)
@@ -326,7 +348,17 @@ def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
 
 
 def place_degree(loads: Loads, ep: int, effort: PlacementEffort | None = None) -> DegreePlacement:
-    """Every expert once, evenly on `ep` ranks, for loads [windows, layers, experts]."""
+    """Every expert once, evenly on `ep` ranks, for loads [windows, layers, experts].
+
+    Parameters
+    ----------
+    loads
+        [windows, layers, experts].
+    ep
+        Ranks of an expert-parallel group, which divides the experts.
+    effort
+        How far to go; no further than `MOST_SECONDS` of search without CP-SAT when None.
+    """
     shape = SlotShape(slots=loads.shape[2], gpus=ep, nodes=1)
     solved = place_layers(
         loads,
@@ -344,6 +376,17 @@ def less_copies(
 
     Which ranks share a node is the layout's choice, so ranks, small and large blocks of them count alike.
     The mean balance rises by at most `_GIVEN_UP`.
+
+    Parameters
+    ----------
+    flows
+        Ways of the tokens, of all layers.
+    loads
+        [windows, layers, experts].
+    degree
+        The placement of a degree to begin from.
+    time_limit_s
+        Of the search.
     """
     sizes = [size for size in range(1, degree.ep + 1) if degree.ep % size == 0]
     if flows.tokens is None:

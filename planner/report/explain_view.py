@@ -58,7 +58,17 @@ SMALLEST_SHARE = 0.001
 def explain_view(
     plan: Plan, changes: Sequence[Neighbour] = (), choices: Sequence[SingleChoice] | None = ()
 ) -> View:
-    """The proof, what holds the plan back, what bounds its speed, and what else there was."""
+    """The proof, what holds the plan back, what bounds its speed, and what else there was.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    changes
+        Single changes, priced.
+    choices
+        The best plan with each single choice; None where none was searched.
+    """
     view = first_screen(plan)
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping, plan.predicted)
@@ -74,7 +84,17 @@ def explain_view(
 def explain_document(
     plan: Plan, changes: Sequence[Neighbour], choices: Sequence[SingleChoice] | None = ()
 ) -> dict[str, Any]:
-    """What `explain --json` prints, without `schema`; single choices are null where none was searched."""
+    """What `explain --json` prints, without `schema`; single choices are null where none was searched.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    changes
+        Single changes, priced.
+    choices
+        The best plan with each single choice; None where none was searched.
+    """
     document = plan_document(plan)
     searched = [choice_document(choice) for choice in choices or ()]
     return {
@@ -94,6 +114,13 @@ def choice_document(choice: SingleChoice) -> dict[str, Any]:
 def choices_view(plan: AnyPlan, choices: Sequence[SingleChoice] | None) -> View:
     """`tp 8: +11.2 % with all else kept, +5.3 % at its best`, a row for each choice; None where the searches
     were left out.
+
+    Parameters
+    ----------
+    plan
+        That they are of.
+    choices
+        The best plan with each; None where none was searched.
     """
     if choices is None:
         return [Heading("One choice otherwise"), line("not searched: explain --best searches")]
@@ -265,7 +292,15 @@ def _side(plan: AnyPlan) -> dict[str, Any]:
 
 
 def compare_view(names: tuple[str, str], plans: tuple[AnyPlan, AnyPlan]) -> View:
-    """A table of what differs, figures first; equal choices are left out."""
+    """A table of what differs, figures first; equal choices are left out.
+
+    Parameters
+    ----------
+    names
+        What the two plans are called.
+    plans
+        On one cluster, or through parts of a mixed one.
+    """
     document = comparison(plans)
     view: View = [
         line(Words("first:  ", "dim"), names[0]),

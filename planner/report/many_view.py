@@ -57,7 +57,17 @@ _STYLES = {"optimal": "green", "failed": "red"}
 
 
 def job_line(row: Row, cached: bool, took_s: float) -> str:
-    """A finished job in a line."""
+    """A finished job in a line.
+
+    Parameters
+    ----------
+    row
+        Of the results.
+    cached
+        Whether the answer was there before.
+    took_s
+        Seconds of the search.
+    """
     source = "from the cache" if cached else seconds(took_s)
     outcome = reason_text(row) or "no plan found in time"
     if row.get("step_time_s"):

@@ -15,22 +15,9 @@ from meshwright.planner.mixed.document import (
     mixed_document,
     mixed_text,
 )
+from meshwright.planner.report import plan_view
 from meshwright.planner.report.explain_view import choice_document, choices_view, neighbours_view
 from meshwright.planner.report.plan_page import Written, banded_cards, breakdown_section
-from meshwright.planner.report.plan_view import (
-    STATUS_STYLES,
-    alternatives_view,
-    expected_by_pairs_text,
-    expected_by_pairs_view,
-    installs_text,
-    layout_line,
-    lengths_text,
-    lengths_view,
-    robustness_view,
-    training_rows,
-    what_choices_bring,
-    wish_rows,
-)
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words
 from meshwright.planner.report.prediction_view import against_today, breakdown_view, headline
 from meshwright.planner.report.view import (
@@ -74,18 +61,21 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
     """
     predicted, objective = plan.predicted, plan.objective
     gap = objective.gap
-    status = Words(status_words(plan.status, gap), STATUS_STYLES[plan.status])
+    status = Words(status_words(plan.status, gap), plan_view.STATUS_STYLES[plan.status])
     facts = [("runs on", " then ".join(plan.runs_on) or "nothing")]
     if predicted is not None and plan.layout is not None:
         held_gib = predicted.host_memory_gib
         host = f"of a node holds {held_gib:.0f} GiB of the optimizer" if held_gib else ""
         facts += [
             *_answer(plan, predicted),
-            ("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None)),
-            ("installs", installs_text(plan, predicted.step_time_s)),
+            (
+                "layout",
+                plan_view.layout_line(plan.layout, experts=plan.inputs.model.moe is not None),
+            ),
+            ("installs", plan_view.installs_text(plan, predicted.step_time_s)),
             ("host", host),
-            ("lengths", optional(plan.lengths, lengths_text)),
-            ("expected", optional(plan.expected_by_pairs, expected_by_pairs_text)),
+            ("lengths", optional(plan.lengths, plan_view.lengths_text)),
+            ("expected", optional(plan.expected_by_pairs, plan_view.expected_by_pairs_text)),
             ("execution", _execution_text(plan)),
         ]
     elif objective.step_time_s is not None:
@@ -98,8 +88,8 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
         Facts([*facts, *cost_rows(plan.cost), *_question(plan)]),
         *against_today(plan),
         *_ranks(plan.ranks),
-        *what_choices_bring(plan.choices or ()),
-        *alternatives_view(plan.alternatives, _WHERE),
+        *plan_view.what_choices_bring(plan.choices or ()),
+        *plan_view.alternatives_view(plan.alternatives, _WHERE),
         Heading("Parts alone"),
         table(plan.alone, _ALONE),
     ]
@@ -107,10 +97,10 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
         return view
     return [
         *view,
-        *lengths_view(plan.lengths),
+        *plan_view.lengths_view(plan.lengths),
         *([] if predicted is None else breakdown_view(predicted.breakdown_s)),
-        *robustness_view(plan.robustness, plan.inputs),
-        *expected_by_pairs_view(plan.expected_by_pairs),
+        *plan_view.robustness_view(plan.robustness, plan.inputs),
+        *plan_view.expected_by_pairs_view(plan.expected_by_pairs),
         *mixed_proof_view(plan),
     ]
 
@@ -197,8 +187,8 @@ def _question(plan: MixedPlan) -> list[tuple[str, str]]:
     return [
         ("model", inputs.model.name),
         ("cluster", "; ".join([plan.cluster.name, *parts])),
-        *training_rows(inputs),
-        *wish_rows(inputs),
+        *plan_view.training_rows(inputs),
+        *plan_view.wish_rows(inputs),
     ]
 
 
@@ -276,7 +266,7 @@ def mixed_page(plan: MixedPlan) -> str:
         With an answer: a pipeline through parts, or a part that is fastest alone.
     """
     inputs = plan.inputs
-    training = dict(training_rows(inputs))
+    training = dict(plan_view.training_rows(inputs))
     words = f"{count(plan.cluster.gpus)} GPUs, {training['batch']}, {inputs.precision}, {inputs.framework}"
     title = f"{inputs.model.name} on {plan.cluster.name}"
     (_, first), *tables_by_name = sections(mixed_view(plan, is_full=False))

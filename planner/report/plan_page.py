@@ -33,30 +33,12 @@ from meshwright.planner.launch.rank_files import fabric_document
 from meshwright.planner.mixed.document import MixedPredicted
 from meshwright.planner.plan.document import BaselineDoc, Plan
 from meshwright.planner.plan.texts import plan_text, workload_of_plan
+from meshwright.planner.report import plan_view
 from meshwright.planner.report.explain_view import (
     level_in_words,
     memory_in_words,
     neighbours_view,
     time_in_words,
-)
-from meshwright.planner.report.plan_view import (
-    alternatives_view,
-    binding_view,
-    evidence_view,
-    execution_view,
-    expected_by_pairs_view,
-    expected_view,
-    facts_beside,
-    first_screen,
-    grades_view,
-    infeasible_view,
-    layout_line,
-    lengths_view,
-    meaning_words,
-    memory_risk_view,
-    placed_experts_view,
-    proof_view,
-    robustness_view,
 )
 from meshwright.planner.report.plan_words import status_words
 from meshwright.planner.report.prediction_view import (
@@ -229,7 +211,7 @@ def _shown(row: Mapping[str, Any], *, experts: bool) -> dict[str, str]:
         "throughput": count(row["tokens_per_s"]),
         "mfu": percent(row["mfu"]),
         "memory": f"{row['peak_memory_gib']:.1f}",
-        "layout": layout_line(LayoutDoc(**row["layout"], stages=[]), experts=experts),
+        "layout": plan_view.layout_line(LayoutDoc(**row["layout"], stages=[]), experts=experts),
         "status": _PROOFS.get(proof, proof),
     }
 
@@ -272,7 +254,7 @@ def plan_page(plan: Plan, what_if: Mapping[str, Any] | None = None) -> str:
 def _headline(plan: Plan) -> str:
     if plan.predicted is not None and plan.baseline is not None:
         return f"{headline(plan)}."
-    return f"{status_words(plan.status, plan.objective.gap).capitalize()}: {meaning_words(plan)}."
+    return f"{status_words(plan.status, plan.objective.gap).capitalize()}: {plan_view.meaning_words(plan)}."
 
 
 def banded_cards(
@@ -325,11 +307,17 @@ def _answer_section(plan: Plan) -> Section:
     folded: View = []
     if plan.layout is not None:
         folded = layout_view(plan.layout, plan.mapping, plan.predicted)[1:]
-        folded += [*execution_view(plan), *placed_experts_view(plan), *lengths_view(plan.lengths)]
+        folded += [
+            *plan_view.execution_view(plan),
+            *plan_view.placed_experts_view(plan),
+            *plan_view.lengths_view(plan.lengths),
+        ]
     return Section(
         key="plan",
         title="The plan" if plan.layout is not None else "What was asked",
-        before=section_html("", [facts_beside(plan), *infeasible_view(plan), *warnings]),
+        before=section_html(
+            "", [plan_view.facts_beside(plan), *plan_view.infeasible_view(plan), *warnings]
+        ),
         more=section_html("", folded) if folded else "",
         fold="Layout and execution",
     )
@@ -339,21 +327,24 @@ def _proof_section(plan: Plan) -> Section:
     """What decides, what becomes of the plan where the cost model is off, and the proof."""
     words = ""
     if plan.baseline is not None:
-        words = (
-            f"{status_words(plan.status, plan.objective.gap).capitalize()}: {meaning_words(plan)}. "
-        )
+        status = status_words(plan.status, plan.objective.gap).capitalize()
+        words = f"{status}: {plan_view.meaning_words(plan)}. "
     if plan.predicted is not None:
         band = plan.predicted.error_band
         if plan.predicted.band_of == "optima":
             words += f"Likely is as 90 %: {band.basis}."
         else:
             words += f"Likely is as 90 % of {count(band.rows)} measured steps on {band.basis}."
-    robustness = robustness_view(plan.robustness, plan.inputs)
-    view = [*evidence_view(plan, is_full=False), *robustness, *binding_view(plan.binding)]
+    robustness = plan_view.robustness_view(plan.robustness, plan.inputs)
+    view = [
+        *plan_view.evidence_view(plan, is_full=False),
+        *robustness,
+        *plan_view.binding_view(plan.binding),
+    ]
     view += [
-        *expected_view(plan),
-        *expected_by_pairs_view(plan.expected_by_pairs),
-        *proof_view(plan),
+        *plan_view.expected_view(plan),
+        *plan_view.expected_by_pairs_view(plan.expected_by_pairs),
+        *plan_view.proof_view(plan),
     ]
     return Section(
         key="proof",
@@ -391,7 +382,7 @@ def _charts(plan: Plan, what_if: Mapping[str, Any] | None) -> Iterator[Section]:
     experts = plan.inputs.model.moe is not None
     if what_if is not None:
         yield _what_if_section(what_if, experts=experts)
-    targets = section_html("", grades_view(plan))
+    targets = section_html("", plan_view.grades_view(plan))
     yield breakdown_section(predicted, _sentence(*time_in_words(predicted)), targets)
     yield _memory_section(plan, predicted)
     yield from pipeline_section(plan)
@@ -414,7 +405,9 @@ def _memory_section(plan: Plan, predicted: Predicted) -> Section:
         words=_sentence(memory_in_words(plan, predicted)),
         charts=[("memory", 360)],
         figures={"memory": memory},
-        more=section_html("", [*memory_parts_view(predicted, workload), *memory_risk_view(plan)]),
+        more=section_html(
+            "", [*memory_parts_view(predicted, workload), *plan_view.memory_risk_view(plan)]
+        ),
         half=True,
     )
 
@@ -513,7 +506,7 @@ def _near_section(plan: Plan, layouts: list[NearLayout], *, experts: bool) -> Se
             "memory_gib": near.memory_gib,
             "is_plan": near.is_plan,
             "on_front": near.on_front,
-            "words": layout_line(near.layout, experts=experts),
+            "words": plan_view.layout_line(near.layout, experts=experts),
         }
         for near in layouts
     ]
@@ -528,7 +521,10 @@ def _near_section(plan: Plan, layouts: list[NearLayout], *, experts: bool) -> Se
         figures={"near": {"layouts": figures}},
         more=section_html(
             "",
-            [*alternatives_view(plan.alternatives, plan=plan), *neighbours_view(neighbours(plan))],
+            [
+                *plan_view.alternatives_view(plan.alternatives, plan=plan),
+                *neighbours_view(neighbours(plan)),
+            ],
         ),
         fold="Alternatives, and what one change would cost",
         half=True,
@@ -557,7 +553,7 @@ def notebook_html(plan: Plan) -> str:
         or, beside today's run, from today's step to the plan's.
     """
     parts = []
-    for block in first_screen(plan):
+    for block in plan_view.first_screen(plan):
         if isinstance(block, Facts):
             rows = "".join(
                 f'<tr><td style="text-align:left">{escape(name)}</td>'

@@ -37,18 +37,7 @@ from meshwright.planner.plan.document import (
     SoftwareNeed,
 )
 from meshwright.planner.plan.texts import workload_of_plan
-from meshwright.planner.report.plan_words import (
-    claim_words,
-    cost_rows,
-    host_words,
-    proof_text,
-    pruning_text,
-    space_text,
-    status_meaning,
-    status_words,
-    trained_line,
-    training_text,
-)
+from meshwright.planner.report import plan_words
 from meshwright.planner.report.prediction_view import (
     against_today,
     headline,
@@ -116,7 +105,7 @@ def first_screen(plan: Plan) -> View:
     view: View = []
     if plan.baseline is not None and plan.predicted is not None:
         view.append(line(Words(headline(plan), "bold")))
-    status = status_words(plan.status, plan.objective.gap)
+    status = plan_words.status_words(plan.status, plan.objective.gap)
     view.append(line(Words(status, STATUS_STYLES[plan.status]), f": {meaning_words(plan)}"))
     return [*view, Facts(_facts(plan)), *infeasible_view(plan)]
 
@@ -124,7 +113,7 @@ def first_screen(plan: Plan) -> View:
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     """The answer, and what was asked."""
     rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
-    rows += [("idle", optional(plan.idle, _idle_text)), *cost_rows(plan.cost)]
+    rows += [("idle", optional(plan.idle, _idle_text)), *plan_words.cost_rows(plan.cost)]
     return rows + _question(plan.inputs)
 
 
@@ -139,7 +128,7 @@ def facts_beside(plan: Plan) -> Facts:
 
 def meaning_words(plan: Plan) -> str:
     """What the status of a plan says."""
-    return status_meaning(plan.status, plan.objective.gap, _MEANINGS)
+    return plan_words.status_meaning(plan.status, plan.objective.gap, _MEANINGS)
 
 
 def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
@@ -207,7 +196,12 @@ def evidence_text(evidence: GainEvidence) -> str:
 def evidence_view(plan: Plan, *, is_full: bool = True) -> View:
     """The nearest measured run, and what was measured of the choices that the plan makes otherwise.
 
-    `is_full` says whether the sentence of the first screen stands here too.
+    Parameters
+    ----------
+    plan
+        Of any status.
+    is_full
+        Whether the sentence of the first screen stands here too.
     """
     evidence = plan.evidence
     if evidence is None or evidence.nearest_run is None:
@@ -240,7 +234,15 @@ def evidence_view(plan: Plan, *, is_full: bool = True) -> View:
 
 
 def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
-    """A layout in one line: `tp 4, pp 4 x 10, dp 16; 64 micro-batches of 1; ZeRO 1`."""
+    """A layout in one line: `tp 4, pp 4 x 10, dp 16; 64 micro-batches of 1; ZeRO 1`.
+
+    Parameters
+    ----------
+    layout
+        Of a plan.
+    experts
+        Whether the model has any: ep is said then, whatever it is.
+    """
     micro_batches = counted(layout.num_micro_batches, "micro-batch", "micro-batches")
     recompute = recompute_text(layout)
     parts = [
@@ -253,7 +255,15 @@ def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
 
 
 def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
-    """Degrees of a layout, those of 1 left out but for tp and dp: `tp 4, pp 4 x 10, dp 16`."""
+    """Degrees of a layout, those of 1 left out but for tp and dp: `tp 4, pp 4 x 10, dp 16`.
+
+    Parameters
+    ----------
+    layout
+        Of a plan.
+    experts
+        Whether the model has any: ep is said then, whatever it is.
+    """
     always = {"tp", "dp"} | ({"ep"} if experts else set())
     virtual = {"pp": f" x {layout.vpp}"} if layout.vpp > 1 else {}
     return ", ".join(
@@ -264,7 +274,15 @@ def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
 
 
 def installs_text(plan: AnyPlan, step_time_s: float) -> str:
-    """Software beside the framework, with what is lost without it where that was searched for."""
+    """Software beside the framework, with what is lost without it where that was searched for.
+
+    Parameters
+    ----------
+    plan
+        With what it needs installed.
+    step_time_s
+        Of it, above 0.
+    """
     searched = {choice.choice: choice for choice in plan.choices or ()}
     words = [
         f"{need.software} ({_reason(need, searched.get(need.choice), step_time_s)})"
@@ -295,7 +313,9 @@ def _host_memory(plan: Plan, predicted: Predicted) -> str:
         or (plan.layout.optimizer_offload > 0 and parameters_go_with_states(inputs.framework)),
     }
     on_hosts = [what for what, is_there in there.items() if is_there]
-    words = host_words(plan.layout.optimizer_offload, predicted.host_memory_gib, on_hosts)
+    words = plan_words.host_words(
+        plan.layout.optimizer_offload, predicted.host_memory_gib, on_hosts
+    )
     has_gib = inputs.cluster.host_memory_gib
     return f"{words} (it has {count(has_gib)})" if words and has_gib is not None else words
 
@@ -364,8 +384,8 @@ def training_rows(inputs: PlanInputs) -> list[tuple[str, str]]:
         batch = f"{batch}, {percent(inputs.lengths.fill)} full"
     return [
         ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
-        ("training", training_text(inputs)),
-        *trained_line(inputs),
+        ("training", plan_words.training_text(inputs)),
+        *plan_words.trained_line(inputs),
         *_images_line(inputs),
     ]
 
@@ -505,10 +525,10 @@ def proof_view(plan: Plan) -> View:
     if solver.layouts_considered:
         effort += f", {counted(solver.layouts_considered, 'layout')} considered"
     rows = [
-        ("proof", proof_text(plan)),
-        ("space", optional(solver.space, space_text)),
+        ("proof", plan_words.proof_text(plan)),
+        ("space", optional(solver.space, plan_words.space_text)),
         ("search", effort),
-        ("pruning", pruning_text(solver)),
+        ("pruning", plan_words.pruning_text(solver)),
     ]
     return [Heading("Proof"), Facts(rows)]
 
@@ -554,7 +574,7 @@ def choice_words(choice: ExecutionChoice) -> str:
         unproven = "feasible" if step_s is not None else "not searched"
         proven = "optimal" if step_s is not None else "infeasible"
         status = proven if choice.proven else unproven
-    return claim_words(status, step_s, choice.lower_bound_s_without)
+    return plan_words.claim_words(status, step_s, choice.lower_bound_s_without)
 
 
 def measured_words(choice: ExecutionChoice) -> str:
@@ -679,7 +699,15 @@ def expected_by_pairs_view(expected: ExpectedByPairs | None) -> View:
 
 
 def robustness_view(robustness: Robustness | None, inputs: PlanInputs) -> View:
-    """What becomes of a plan where the cost model is off, one thing at a time."""
+    """What becomes of a plan where the cost model is off, one thing at a time.
+
+    Parameters
+    ----------
+    robustness
+        Of a plan; None where it was not searched.
+    inputs
+        Of the plan.
+    """
     if robustness is None:
         return []
     verdicts = {
@@ -733,8 +761,14 @@ def alternatives_view(
 ) -> View:
     """The next best layouts, with what they lose; choices that all leave plain are not shown.
 
-    `in_front` are columns that stand in front of the choices. A choice that `plan` makes is shown too, and
-    rows that are run otherwise are named below.
+    Parameters
+    ----------
+    layouts
+        The next best, as documents have them.
+    in_front
+        Columns that stand in front of the choices.
+    plan
+        Whose choices are shown too; rows that are run otherwise are named below.
     """
     beside = [] if plan is None or plan.layout is None else [plan.layout.model_dump()]
     every = [*layouts, *beside]

@@ -49,7 +49,17 @@ _PART_SECONDS = Kind(lambda part_s: seconds(part_s) if part_s > 0 else f"{part_s
 def layout_view(
     layout: LayoutDoc, mapping: Mapping | None, predicted: Predicted | None = None
 ) -> View:
-    """Degrees, how they lie on the fabric, and the choices of the schedule."""
+    """Degrees, how they lie on the fabric, and the choices of the schedule.
+
+    Parameters
+    ----------
+    layout
+        Of a plan or a run.
+    mapping
+        How it lies on the fabric; None where that is not shown.
+    predicted
+        Of a plan, for what more blocks than needed bring.
+    """
     degrees = {axis: int(getattr(layout, axis)) for axis in AXES}
     gpus = degrees["tp"] * degrees["cp"] * degrees["dp"] * degrees["pp"]
     product = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
@@ -69,7 +79,15 @@ def layout_view(
 
 
 def more_blocks_text(blocks_doc: MoreBlocksDoc, step_time_s: float) -> str:
-    """What equal parts in more blocks than needed bring: the step on as few, and on these."""
+    """What equal parts in more blocks than needed bring: the step on as few, and on these.
+
+    Parameters
+    ----------
+    blocks_doc
+        Blocks in use, and the fewest that would do.
+    step_time_s
+        Of the plan, above 0.
+    """
     blocks = ", ".join(
         f"{count(n)} of {name} for {count(blocks_doc.fewest[name])}"
         for name, n in blocks_doc.used.items()
@@ -150,7 +168,15 @@ def stages_text(stages: list[list[int]]) -> str:
 
 
 def prediction_view(predicted: Predicted, workload: Workload) -> View:
-    """Rates, the step's breakdown, memory and traffic."""
+    """Rates, the step's breakdown, memory and traffic.
+
+    Parameters
+    ----------
+    predicted
+        What the cost model expects.
+    workload
+        That it is of.
+    """
     step_s, band = predicted.step_time_s, predicted.error_band
     per_gpu = count(predicted.tokens_per_s_per_gpu)
     tokens_per_s = count(workload.tokens_per_step / step_s)
@@ -250,7 +276,15 @@ def _memory_parts(predicted: Predicted, stage: int) -> str:
 
 
 def memory_parts_view(predicted: Predicted, workload: Workload) -> View:
-    """GiB of each pipeline stage part by part, with the share that they take of what may be used."""
+    """GiB of each pipeline stage part by part, with the share that they take of what may be used.
+
+    Parameters
+    ----------
+    predicted
+        What the cost model expects.
+    workload
+        That it is of.
+    """
     limit_gib, gib = usable_hbm_gib(workload), decimals(1)
     groups = _few_groups(predicted.memory_gib)
     fullest = [max(group, key=lambda stage: predicted.memory_gib[stage]) for group in groups]

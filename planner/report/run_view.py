@@ -107,7 +107,15 @@ _SUMS: Columns = {
 
 
 def validation_view(document: Document, *, every_row: bool) -> View:
-    """The view of what `validate --json` prints: sums, then the worst rows, or all that are asked for."""
+    """The view of what `validate --json` prints: sums, then the worst rows, or all that are asked for.
+
+    Parameters
+    ----------
+    document
+        What `validate --json` prints.
+    every_row
+        Whether all rows are shown, not the worst alone.
+    """
     summary = document["summary"]
     if not document["rows"]:
         return _pairs(summary["pairs"], summary["gains"]) + _unpriced(document["unpriced_pairs"])

@@ -76,7 +76,15 @@ BAR = Kind(Bar, is_left=True)
 
 
 def decimals(digits: int, *, sign: bool = False) -> Kind:
-    """Numbers with so many digits after the point, and a plus sign where `sign` is set."""
+    """Numbers with so many digits after the point.
+
+    Parameters
+    ----------
+    digits
+        After the point, from 0.
+    sign
+        Whether numbers above 0 have a plus sign.
+    """
     form = f"{'+' if sign else ''},.{digits}f"
     return Kind(lambda value: format(value, form))
 
@@ -206,7 +214,19 @@ def _field(record: object, name: str) -> object:
 
 
 def section(title: str, records: Collection[Any], columns: Columns, *words: str) -> View:
-    """A heading, sentences and a table of records; nothing where there are none."""
+    """A heading, sentences and a table of records; nothing where there are none.
+
+    Parameters
+    ----------
+    title
+        Of the heading.
+    records
+        As `table` takes them.
+    columns
+        As `table` takes them.
+    words
+        Sentences between the heading and the table.
+    """
     return [Heading(title), *map(line, words), table(records, columns)] if records else []
 
 

@@ -107,7 +107,15 @@ class Choice:
         return SWITCH[not value] if isinstance(value, bool) else str(value)
 
     def setting(self, framework: Framework, value: object) -> Setting | None:
-        """What a framework's record says of a value; None where it says nothing."""
+        """What a framework's record says of a value; None where it says nothing.
+
+        Parameters
+        ----------
+        framework
+            Whose record is asked.
+        value
+            As a pin writes it.
+        """
         if not self.record:
             return None
         setting: Setting | Mapping[object, Setting] | None = getattr(framework, self.record)
@@ -371,7 +379,17 @@ def is_forbidden(word: str, value_of: Callable[[str], Any]) -> Any:
 
 
 def is_excluded(choice: Choice, excluded: tuple[int | str, ...], value: Any) -> Any:
-    """Whether a value of a choice, or each of an array of them, is among those that a word excludes."""
+    """Whether a value of a choice, or each of an array of them, is among those that a word excludes.
+
+    Parameters
+    ----------
+    choice
+        That the value is of.
+    excluded
+        Values that the word takes out; `ALL_BUT_PLAIN` for every one but the plain value.
+    value
+        As a pin writes it, or an array of such.
+    """
     if excluded == ALL_BUT_PLAIN:
         return value != choice.plain
     return reduce(or_, (value == each for each in excluded))

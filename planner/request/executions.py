@@ -79,6 +79,13 @@ class ExecutionOptions:
     def goes(self, execution: Execution, pair: tuple[int, int]) -> bool:
         """Whether layouts of a ZeRO stage and a percent of the optimizer offloaded are run so: with other
         numerics they are no faster, or refused.
+
+        Parameters
+        ----------
+        execution
+            One of `executions`.
+        pair
+            The ZeRO stage and the percent of the optimizer offloaded.
         """
         numerics = self.sharded.get((execution.fp8_recipe, *pair), {})
         return all(getattr(execution, name) == value for name, value in numerics.items())

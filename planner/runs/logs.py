@@ -94,7 +94,19 @@ class LoggedRun:
     """Whether it says that an allocation failed."""
 
     def add(self, what: What, key: int, value: float, where: str) -> None:
-        """Takes a figure in. Raises InputError for one that cannot be, or for too many."""
+        """Takes a figure in. Raises InputError for one that cannot be, or for too many.
+
+        Parameters
+        ----------
+        what
+            The figure is of.
+        key
+            The step that was logged, or the rank.
+        value
+            Seconds, tokens a second of one GPU, or GiB.
+        where
+            File and line, for messages.
+        """
         if not 0.0 < value < _LIMITS[what]:
             raise InputError(
                 f"must be above 0 and below {_LIMITS[what]:g}", where=where, value=value
@@ -233,7 +245,15 @@ def price_logged(
 
 
 def with_measurement(row: Mapping[str, Any], log: Path) -> dict[str, Any]:
-    """A run of a run file with what its log measured in place of what it says. Raises InputError."""
+    """A run of a run file with what its log measured in place of what it says. Raises InputError.
+
+    Parameters
+    ----------
+    row
+        A run, as a run file has it.
+    log
+        As `read_log` takes it.
+    """
     settings = row.get("run")
     pp = settings.get("pp", 1) if isinstance(settings, Mapping) else 1
     fields = measured_fields(read_log(log), pp if isinstance(pp, int) else 1, path_text(log))
@@ -244,7 +264,15 @@ def with_measurement(row: Mapping[str, Any], log: Path) -> dict[str, Any]:
 
 
 def write_run_file(output: Path, row: Mapping[str, Any]) -> None:
-    """Writes a run file of one run. Raises InputError where there is a file already."""
+    """Writes a run file of one run. Raises InputError where there is a file already.
+
+    Parameters
+    ----------
+    output
+        Where to.
+    row
+        The run, as a run file has it.
+    """
     text = yaml.safe_dump({"schema": 1, **row}, sort_keys=False)
     write_files(output.parent, {output.name: text})
 

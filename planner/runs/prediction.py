@@ -60,7 +60,17 @@ class RunPrediction:
     def mapping_use(
         self, workload: Workload, layout: Layout, places: Sequence[tuple[int, int]]
     ) -> MappingUse:
-        """What is sent; `places[r]` is the GPU of rank r in Megatron's default order."""
+        """What is sent; `places[r]` is the GPU of rank r in Megatron's default order.
+
+        Parameters
+        ----------
+        workload
+            That the prices are of.
+        layout
+            In plain integers.
+        places
+            (node, local GPU) of each rank, in Megatron's default order.
+        """
         return mapping_use(
             workload,
             layout,
@@ -96,6 +106,13 @@ def planned_workload(inputs: PlanInputs, execution: Execution | None = None) -> 
 
     Plans that say nothing of it were made before it was chosen: all but the dispatcher was plain. Raises
     InputError for contradicting inputs.
+
+    Parameters
+    ----------
+    inputs
+        Of a plan.
+    execution
+        How it is run; None where the plan does not say.
     """
     dispatch = inputs.pins.get("moe_dispatch")
     pins = {} if dispatch is None else {"moe_dispatch": dispatch}
@@ -141,7 +158,19 @@ def predict_run(run: Run) -> RunPrediction:
 def predict_layout(
     workload: Workload, layout: Layout, stages: Stages, placement: Placement
 ) -> RunPrediction:
-    """Prices one layout under a split of its layers and a placement of its groups."""
+    """Prices one layout under a split of its layers and a placement of its groups.
+
+    Parameters
+    ----------
+    workload
+        What is trained, where and how.
+    layout
+        In plain integers.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+    placement
+        Where the groups of each axis lie.
+    """
     parts = stage_memory_parts_gib(workload, layout, stages)
     per_rank = tuple(
         {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
@@ -179,7 +208,15 @@ class PricedRun:
 
 
 def price_runs(path: Path, calibration: Calibration | None = None) -> Iterator[PricedRun]:
-    """Prices the runs of a file one by one. Raises InputError for one that cannot be read or priced."""
+    """Prices the runs of a file one by one. Raises InputError for one that cannot be read or priced.
+
+    Parameters
+    ----------
+    path
+        A run file.
+    calibration
+        What the user's own runs say of the constants; None for the shipped ones.
+    """
     from meshwright.planner.runs.run_file import read_runs
 
     for run in read_runs(path, calibration):
@@ -187,7 +224,15 @@ def price_runs(path: Path, calibration: Calibration | None = None) -> Iterator[P
 
 
 def price_run(run: Run, path: Path) -> PricedRun:
-    """Prices one run that was read from `path`. Raises InputError where that is impossible."""
+    """Prices one run that was read from `path`. Raises InputError where that is impossible.
+
+    Parameters
+    ----------
+    run
+        As it was read.
+    path
+        Of its file, for messages.
+    """
     try:
         prediction = predict_run(run)
     except (ValueError, ArithmeticError) as error:
@@ -200,6 +245,13 @@ def validation_report(path: Path, calibration: Calibration | None = None) -> Val
     """Predicted against measured for the rows of a file, or for its pairs.
 
     Raises InputError if not one row can be read.
+
+    Parameters
+    ----------
+    path
+        A run file whose rows have `measured`, or a list of pairs.
+    calibration
+        What the user's own runs say of the constants; None for the shipped ones.
     """
     from meshwright.planner.runs.run_file import MAX_FILE_BYTES, UnreadRow, read_rows
     from meshwright.planner.runs.stated_pairs import is_pair_list, read_pairs
@@ -243,7 +295,15 @@ def prediction_of(run: Run) -> Prediction:
 
 
 def broken_rules(run: Run, prediction: RunPrediction) -> list[Finding]:
-    """Every rule of arithmetic, hardware and framework that the run breaks."""
+    """Every rule of arithmetic, hardware and framework that the run breaks.
+
+    Parameters
+    ----------
+    run
+        As it was read.
+    prediction
+        Its prices, with what is held in memory.
+    """
     finished = FinishedPlan(
         workload=run.workload,
         layout=run.layout,
@@ -268,6 +328,15 @@ def predicted_document(workload: Workload, prediction: RunPrediction, use: Mappi
     MFU counts model FLOP, with those of passes that score, over the peak of the run's precision. `error_band`
     is measured over predicted step time on GPUs of this class with this framework, or with the group named
     in `basis`: 5th and 95th percentile, and above it the chance of slow nodes.
+
+    Parameters
+    ----------
+    workload
+        What is trained, where and how.
+    prediction
+        Its prices.
+    use
+        What it sends across each level of the fabric.
     """
     estimated = prediction.estimate
     step_time_s = float(estimated.step_time_s)

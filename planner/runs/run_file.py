@@ -52,29 +52,9 @@ from meshwright.planner.request.plan_request import (
     with_images,
 )
 from meshwright.planner.request.reader import read_images
+from meshwright.planner.runs import run_terms
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
-from meshwright.planner.runs.run_terms import (
-    MODULE_NAMES,
-    attends_in_fp8,
-    attention_kernel_kind,
-    attention_kernel_of_release,
-    balanced,
-    check_context_groups,
-    check_offload,
-    copies_of_dealt_experts,
-    cp_comm_kind,
-    cuda_graph_kind,
-    fused_loss_in_words,
-    gradient_type_of,
-    has_first_fp8_kernels,
-    layers_from_words,
-    moe_dispatch_kind,
-    offloaded_set,
-    recipe_switch,
-    recompute_mask,
-    shard_group_size,
-)
 
 # From the `run` section of a run file to a layout, its stages and the name of a software profile.
 
@@ -86,6 +66,13 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
     """GPUs in use and the data-parallel degree, one derived from the other where it is absent.
 
     Raises InputError where they contradict each other or the cluster.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    cluster
+        That it runs on.
     """
     model_parallel = settings.tp * settings.pp * settings.cp
     degrees = f"tp {settings.tp} * pp {settings.pp} * cp {settings.cp}"
@@ -114,6 +101,13 @@ def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
 
     Jobs take equal parts of NVLink domains, 64 GPUs of racks of 72: 512 GPUs stand in eight racks, not in
     seven and a piece.
+
+    Parameters
+    ----------
+    cluster
+        As the run file has it.
+    gpus
+        Of the run.
     """
     domain = cluster.nvlink_domain
     is_whole = cluster.gpus != gpus or gpus <= domain or gpus % domain == 0
@@ -124,7 +118,15 @@ def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
 
 
 def check_fp8_attention(settings: SettingsDoc, cluster: ClusterSpec) -> None:
-    """Raises InputError where a run says that attention is in FP8 and its precision or its GPUs are not."""
+    """Raises InputError where a run says that attention is in FP8 and its precision or its GPUs are not.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    cluster
+        That it runs on.
+    """
     if not settings.fp8_attention:
         return
     where = "run.fp8_attention"
@@ -142,7 +144,15 @@ _ASK_FOR_AMPERE = ("flash-1", "flash-2", "cudnn-9.0", "flash-3")
 
 
 def check_attention_kernel(settings: SettingsDoc, cluster: ClusterSpec) -> None:
-    """Raises InputError where a run names an attention kernel that its GPUs cannot run."""
+    """Raises InputError where a run names an attention kernel that its GPUs cannot run.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    cluster
+        That it runs on.
+    """
     architecture = cluster.device.architecture
     if settings.attention_kernel in _ASK_FOR_AMPERE and architecture in WITHOUT_FLASH:
         raise InputError(
@@ -169,6 +179,15 @@ def places_on_hosts(
 
     They fill the free GPUs of the hosts, or are equally many on each. Raises InputError for a name that no
     node has, or where the ranks do neither.
+
+    Parameters
+    ----------
+    cluster
+        With listed nodes.
+    hosts
+        Their names in the order of the ranks.
+    gpus
+        Ranks in all.
     """
     numbers = {node.name: number for number, node in enumerate(cluster.nodes)}
     for name in hosts:
@@ -219,14 +238,28 @@ def _shard_groups(settings: SettingsDoc, dp: int) -> int:
             )
     if settings.shard_groups is not None:
         return settings.shard_groups
-    ranks = settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")) or replicas
+    ranks = (
+        settings.shard_group
+        or run_terms.shard_group_size(settings.recipe.get("zero1_group"))
+        or replicas
+    )
     return max(replicas // ranks, 1)
 
 
 def with_expert_tensor_degree(
     settings: SettingsDoc, model: ModelSpec, framework: Framework
 ) -> SettingsDoc:
-    """Settings with the etp that the framework has, where it follows from tp and nothing else is said."""
+    """Settings with the etp that the framework has, where it follows from tp and nothing else is said.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    model
+        With experts or without.
+    framework
+        Whose experts may follow tp.
+    """
     follows = framework.experts_follow_tp and model.moe is not None and settings.ep == 1
     if follows and "etp" not in settings.model_fields_set:
         return settings.model_copy(update={"etp": settings.tp})
@@ -236,7 +269,19 @@ def with_expert_tensor_degree(
 def run_layout(
     settings: SettingsDoc, model: ModelSpec, dp: int, *, published: bool
 ) -> tuple[Layout, list[str]]:
-    """The layout in plain integers, and remarks. Raises InputError where degrees do not fit together."""
+    """The layout in plain integers, and remarks. Raises InputError where degrees do not fit together.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    model
+        That is trained.
+    dp
+        By `gpus_and_dp`.
+    published
+        Whether the row was measured by others: unknown modules become remarks then.
+    """
     replica_batch = settings.micro_batch * dp
     if settings.global_batch % replica_batch:
         raise InputError(
@@ -284,15 +329,17 @@ def _recompute(
 ) -> tuple[int, int, list[str]]:
     modules, remarks = [], []
     for module in settings.recompute_modules:
-        if module.lower() in MODULE_NAMES:
+        if module.lower() in run_terms.MODULE_NAMES:
             modules.append(module.lower())
         elif published:
             remarks.append(f"recompute_modules {module!r} is not known, left out")
         else:
             what = "not a module that can be recomputed"
-            refuse_unknown([module], MODULE_NAMES, where="run.recompute_modules", what=what)
+            refuse_unknown(
+                [module], run_terms.MODULE_NAMES, where="run.recompute_modules", what=what
+            )
     layers_per_chunk = model.layers // (settings.pp * settings.vpp)
-    mask, layers, mask_remarks = recompute_mask(
+    mask, layers, mask_remarks = run_terms.recompute_mask(
         settings.recompute, modules, settings.recompute_layers, layers_per_chunk
     )
     return mask, layers, remarks + mask_remarks
@@ -302,6 +349,13 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
     """Layers of each [rank][virtual stage], or None where they divide evenly, and remarks.
 
     Raises InputError for stages that do not go with pp, vpp or the model's layers.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    model
+        That is trained.
     """
     pp, chunk_count = settings.pp, settings.pp * settings.vpp
     split = settings.stages or settings.pp_layout
@@ -309,7 +363,7 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
         return _written_stages(split, settings, model), []
     words, remarks = settings.layer_split or split, []
     if words is not None:
-        chunks = layers_from_words(words, model.layers, chunk_count)
+        chunks = run_terms.layers_from_words(words, model.layers, chunk_count)
         if chunks is not None:
             return _by_rank(chunks, pp), []
         remarks.append(f"layer split not understood, layers split evenly: {words}")
@@ -322,7 +376,7 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
     remarks.append(
         f"{model.layers} layers do not divide into {chunk_count} chunks: balanced, larger ones first"
     )
-    return _by_rank(balanced(model.layers, chunk_count), pp), remarks
+    return _by_rank(run_terms.balanced(model.layers, chunk_count), pp), remarks
 
 
 def _written_stages(rows: list[Any], settings: SettingsDoc, model: ModelSpec) -> Stages:
@@ -354,6 +408,15 @@ def software_profile(
     """Name of the software profile, and remarks; the nearest one for an unknown framework if `published`.
 
     The name of a calibration stands for the profile that it begins from.
+
+    Parameters
+    ----------
+    settings
+        The `run` section.
+    published
+        Whether the row was measured by others: an unknown framework is priced as its nearest then.
+    calibration
+        Whose name may stand for a framework.
     """
     text = settings.framework
     if calibration is not None and text == calibration.name:
@@ -445,7 +508,12 @@ class UnreadRow:
 def read_runs(path: Path, calibration: Calibration | None = None) -> tuple[Run, ...]:
     """All runs of a file: a single run, or a list under `runs:`. Raises InputError at the first bad row.
 
-    A calibration prices them, and its name may stand for their framework.
+    Parameters
+    ----------
+    path
+        Of the file.
+    calibration
+        With which they are priced, and whose name may stand for their framework.
     """
     runs = []
     for row in read_rows(path, calibration):
@@ -459,6 +527,13 @@ def read_rows(path: Path, calibration: Calibration | None = None) -> Iterator[Ru
     """Yields the rows of a file one by one; a bad row does not keep the others from being read.
 
     Raises InputError when the file itself cannot be used.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    calibration
+        With which they are priced, and whose name may stand for their framework.
     """
     for name, row in _named_rows(path):
         try:
@@ -492,9 +567,21 @@ def run_from_mapping(
 ) -> Run:
     """One run from the mapping of a run file.
 
-    `where` opens every message; model and cluster files are looked for beside `base` too. Published rows
-    (those with `measured`) may carry descriptive keys that this version does not know: they become
-    remarks. Everywhere else an unknown key is an error. Raises InputError.
+    Published rows (those with `measured`) may carry descriptive keys that this version does not know: they
+    become remarks. Everywhere else an unknown key is an error. Raises InputError.
+
+    Parameters
+    ----------
+    row
+        The mapping, as the file has it.
+    where
+        Opens every message.
+    base
+        A folder beside which files of model and cluster are looked for.
+    default_id
+        Of a row without `id`.
+    calibration
+        With which it is priced, and whose name may stand for its framework.
     """
     refuse_adapters(_of_the_run(row), where, _SAID_BY_ADAPTERS)
     cleaned, unread = _without_unknown_words(_without_nulls(row))
@@ -541,7 +628,9 @@ def _run(
         gpus=gpus,
         framework=profile,
         checked_collectives=_checks_collectives(settings, cluster, profile, gpus),
-        expert_copies_by_ep=copies_of_dealt_experts(settings.moe_routing, model, int(layout.ep)),
+        expert_copies_by_ep=run_terms.copies_of_dealt_experts(
+            settings.moe_routing, model, int(layout.ep)
+        ),
         calibration=calibration,
     )
     if settings.bucket_parameters is not None:
@@ -550,8 +639,8 @@ def _run(
     workload = with_needed_syncs(workload, layout)
     check_fp8_attention(settings, cluster)
     check_attention_kernel(settings, cluster)
-    check_context_groups(workload, layout)
-    check_offload(workload, layout)
+    run_terms.check_context_groups(workload, layout)
+    run_terms.check_offload(workload, layout)
     return Run(
         id=doc.id or default_id,
         source=doc.source,
@@ -581,15 +670,19 @@ def _checks_collectives(
 def _software_of(settings: SettingsDoc) -> dict[str, Any]:
     """Kernels of a run, by itself, by the flags of its recipe or by the release that it names."""
     recipe, release = settings.recipe, settings.framework
-    gathers_anew = recipe_switch(recipe, "tp_recompute_allgather")
+    gathers_anew = run_terms.recipe_switch(recipe, "tp_recompute_allgather")
     return {
         "attention_kernel": settings.attention_kernel
-        or attention_kernel_kind(recipe.get("attention_kernel", ""))
-        or attention_kernel_of_release(release),
-        "first_fp8_kernels": _stated(settings.first_fp8_kernels, has_first_fp8_kernels(release)),
-        "fused_norm": recipe_switch(recipe, "fused_rmsnorm"),
-        "permutes_in_dispatch": bool(recipe_switch(recipe, "moe_permute_fusion_into_hybridep")),
-        "checks_gradients": bool(recipe_switch(recipe, "check_for_nan_in_grad")),
+        or run_terms.attention_kernel_kind(recipe.get("attention_kernel", ""))
+        or run_terms.attention_kernel_of_release(release),
+        "first_fp8_kernels": _stated(
+            settings.first_fp8_kernels, run_terms.has_first_fp8_kernels(release)
+        ),
+        "fused_norm": run_terms.recipe_switch(recipe, "fused_rmsnorm"),
+        "permutes_in_dispatch": bool(
+            run_terms.recipe_switch(recipe, "moe_permute_fusion_into_hybridep")
+        ),
+        "checks_gradients": bool(run_terms.recipe_switch(recipe, "check_for_nan_in_grad")),
         "keeps_gathered_inputs": settings.keeps_gathered_inputs or gathers_anew is False,
     }
 
@@ -606,17 +699,21 @@ def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
         said
         | overlaps
         | {
-            "cuda_graph": settings.cuda_graph or cuda_graph_kind(recipe),
-            "cp_comm": cp_comm_kind(settings.cp_comm),
+            "cuda_graph": settings.cuda_graph or run_terms.cuda_graph_kind(recipe),
+            "cp_comm": run_terms.cp_comm_kind(settings.cp_comm),
             "cp_inner": settings.cp_inner,
-            "moe_dispatch": settings.moe_dispatch or moe_dispatch_kind(recipe),
-            "gradient_dtype": gradient_type_of(
+            "moe_dispatch": settings.moe_dispatch or run_terms.moe_dispatch_kind(recipe),
+            "gradient_dtype": run_terms.gradient_type_of(
                 settings.gradient_dtype or recipe.get("gradient_sync", "")
             ),
-            "fp8_params": _stated(settings.fp8_params, recipe_switch(recipe, "fp8_param_gather")),
-            "fp8_attention": _stated(settings.fp8_attention, attends_in_fp8(recipe)),
-            "te_loss": _stated(settings.fused_loss, fused_loss_in_words(settings.framework)),
-            "offload_modules": offloaded_set(settings.offload_modules),
+            "fp8_params": _stated(
+                settings.fp8_params, run_terms.recipe_switch(recipe, "fp8_param_gather")
+            ),
+            "fp8_attention": _stated(settings.fp8_attention, run_terms.attends_in_fp8(recipe)),
+            "te_loss": _stated(
+                settings.fused_loss, run_terms.fused_loss_in_words(settings.framework)
+            ),
+            "offload_modules": run_terms.offloaded_set(settings.offload_modules),
             "parameter_offload": _place_of_parameters(settings),
         }
     )

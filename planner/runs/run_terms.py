@@ -472,7 +472,15 @@ def shard_group_size(words: object) -> int:
 
 
 def recipe_switch(recipe: dict[str, Any], name: str) -> bool | None:
-    """What a published recipe says of a switch; None where it says nothing."""
+    """What a published recipe says of a switch; None where it says nothing.
+
+    Parameters
+    ----------
+    recipe
+        Flags of a published run.
+    name
+        Of the switch.
+    """
     value = recipe.get(name)
     return value if isinstance(value, bool) else None
 
@@ -502,8 +510,16 @@ def recompute_mask(
 ) -> tuple[int, int, list[str]]:
     """`Layout.recompute`, `Layout.recompute_layers` and remarks.
 
-    `kind` is none, selective or full; `layers` the published number of fully recomputed layers of each
-    virtual stage; `modules` are of MODULE_NAMES.
+    Parameters
+    ----------
+    kind
+        none, selective or full.
+    modules
+        Of `MODULE_NAMES`, where selective.
+    layers
+        Fully recomputed ones of each virtual stage; all when None.
+    layers_per_chunk
+        Of a virtual stage, on average.
     """
     if kind == "none":
         return int(Recompute.NONE), 0, []
@@ -545,6 +561,15 @@ def layers_from_words(split: str, layers: int, chunks: int) -> tuple[int, ...] |
     -loss flags), 'type:transformer|embedding' (DeepSpeed's partition by layer type; unit weights, so
     balanced), a Megatron layout such as 'Et|(tt|)*30mL', and clauses 'N chunks = SPEC; ...' whose SPEC is a
     Megatron layout or a list such as 'E+4,14x4,1+mtp+loss'.
+
+    Parameters
+    ----------
+    split
+        As the source has it.
+    layers
+        Of the model, to which they must add up.
+    chunks
+        Virtual stages of all ranks.
     """
     words = split.strip().lower()
     if words.startswith(("embedding and lm head each occupy", "type:transformer|embedding")):
@@ -582,7 +607,15 @@ def _counted_list(spec: str) -> tuple[int, ...] | None:
 
 
 def check_context_groups(workload: Workload, layout: Layout) -> None:
-    """Raises InputError for a number of neighbours that a run of plain degrees cannot have."""
+    """Raises InputError for a number of neighbours that a run of plain degrees cannot have.
+
+    Parameters
+    ----------
+    workload
+        With `cp_comm` and, where it is said, `cp_inner`.
+    layout
+        In plain integers.
+    """
     model, inner = workload.model, workload.cp_inner
     tp, cp = int(layout.tp), int(layout.cp)
     if workload.cp_comm != HIERARCHICAL:
@@ -607,7 +640,15 @@ def check_context_groups(workload: Workload, layout: Layout) -> None:
 
 
 def megatron_exchange(said: Said, cp: int) -> dict[str, Any]:
-    """`cp_comm` and `cp_inner` of Megatron's flags. Raises InputError for what it would not start."""
+    """`cp_comm` and `cp_inner` of Megatron's flags. Raises InputError for what it would not start.
+
+    Parameters
+    ----------
+    said
+        The command line.
+    cp
+        Context-parallel ranks, to which sizes must multiply.
+    """
     kinds = dict.fromkeys(said["cp_comm"] or ())
     sizes = said["context_sizes"] or []
     if len(kinds) > 1:
@@ -665,7 +706,15 @@ def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") ->
 
 
 def check_offload(workload: Workload, layout: Layout) -> None:
-    """Raises InputError where a run offloads and its framework is not planned to, or cannot."""
+    """Raises InputError where a run offloads and its framework is not planned to, or cannot.
+
+    Parameters
+    ----------
+    workload
+        With what is offloaded.
+    layout
+        In plain integers.
+    """
     record = framework_of_stack(workload.framework)
     if workload.offload_parameters and (
         "parameters" not in record.offloads or layout.zero_stage != 3

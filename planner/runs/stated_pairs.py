@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -39,34 +39,6 @@ from meshwright.planner.runs.run_schema import Positive, Words
 MAX_PAIRS = 10_000
 UNSTATED_SHARDING = "zero_stage is not stated; 0 is taken on both sides"
 """The one setting of a layout that few sources state, and that both runs of a pair share."""
-NODES_OF_DEVICES = {
-    "A100-80GB SXM": "dgx-a100",
-    "H100-80GB": "dgx-h100",
-    "H100-96GB (HBM2e, 500 W)": "grand-teton-h100-96gb",
-    "H200": "dgx-h200",
-    "B200": "dgx-b200",
-    "GB200": "gb200-nvl72",
-    "GB200 NVL72": "gb200-nvl72",
-    "GB300": "gb300-nvl72",
-    "MI300X": "mi300x",
-    "MI355X": "mi355x",
-}
-"""Nodes of the catalog by the words of sources that name one device and no other."""
-
-_PRECISIONS = {
-    "amp_bf16": {"precision": "bf16"},
-    "bf16": {"precision": "bf16"},
-    "fp16": {"precision": "fp16"},
-    "mxfp8": {"precision": "mxfp8"},
-    "nvfp4": {"precision": "nvfp4"},
-    "fp8": {"precision": "fp8"},
-    "amp_fp8": {"precision": "fp8"},
-    "fp8 current scaling": {"precision": "fp8", "fp8_recipe": "tensorwise"},
-    "float8 tensorwise": {"precision": "fp8", "fp8_recipe": "tensorwise"},
-    "float8 rowwise": {"precision": "fp8", "fp8_recipe": "rowwise"},
-    "float8 rowwise linears": {"precision": "fp8", "fp8_recipe": "rowwise"},
-    "float8 rowwise_with_gw_hp": {"precision": "fp8", "fp8_recipe": "rowwise_with_gw_hp"},
-}
 MICRO_BATCHES = "microbatches"
 """Of a layout, how many a rank has in a step, where a source counts them in the place of sequences."""
 _SHARDED = ("fsdp", FSDP2.name, "FSDP FULL_SHARD")
@@ -133,14 +105,22 @@ class SourceFact(ClosedDocument):
         return doc.model_copy(update={**new, "layout": layout or None})
 
 
-_FACTS = Path(__file__).parent / "data" / "pair_sources.yaml"
+class SourceWords(ClosedDocument):
+    """What words of sources mean, whichever source they stand in."""
+
+    devices: dict[str, str]
+    """Nodes of the catalog by words that name one device and no other."""
+    settings: dict[str, dict[str, dict[str, Any]]]
+    """Settings of a run file by what a pair changes, and by the words of one side."""
+    facts: tuple[SourceFact, ...]
+    """What sources say of their pairs outside these."""
 
 
 @cache
-def source_facts() -> tuple[SourceFact, ...]:
-    """What sources say of their pairs outside these, in the order of the file."""
-    rows: Any = parse_mapping(read_text(_FACTS, MAX_FILE_BYTES), str(_FACTS))["facts"]
-    return tuple(SourceFact.model_validate(row) for row in rows)
+def source_words() -> SourceWords:
+    """The words that are known, of the file that comes with the package."""
+    path = Path(__file__).parent / "data" / "pair_sources.yaml"
+    return SourceWords.model_validate(parse_mapping(read_text(path, MAX_FILE_BYTES), str(path)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +185,7 @@ def read_pairs(path: Path) -> Iterator[StatedPair | UnpricedPair]:
 
 
 def _pair(entry: StatedPairDoc, where: str) -> StatedPair | UnpricedPair:
-    facts = [fact for fact in source_facts() if fact.is_of(entry)]
+    facts = [fact for fact in source_words().facts if fact.is_of(entry)]
     doc = entry
     for fact in facts:
         doc = fact.completed(doc)
@@ -308,9 +288,9 @@ def _cluster(device: str | dict[str, Any] | None) -> str | dict[str, Any]:
     """The cluster of a run file."""
     if isinstance(device, dict) or device in cluster_names():
         return device
-    if device not in NODES_OF_DEVICES:
+    if device not in source_words().devices:
         raise _NotSaidError("device named by no node of the catalog")
-    return NODES_OF_DEVICES[device]
+    return source_words().devices[device]
 
 
 def _counted_batch(layout: Mapping[str, Any]) -> int | None:
@@ -367,70 +347,31 @@ def _letters(words: str) -> str:
 
 
 def _precision(words: str) -> dict[str, Any]:
-    plain = _without_brackets(words)
-    if plain not in _PRECISIONS:
+    settings = source_words().settings["precision"].get(_without_brackets(words))
+    if settings is None:
         raise _NotSaidError(f"precision '{words or 'not stated'}' is no precision with a price")
-    return dict(_PRECISIONS[plain])
+    return settings
 
 
-def _recompute(words: str) -> dict[str, Any]:
+def _recompute(words: str) -> dict[str, Any] | None:
+    """Modules that are named one by one."""
     modules = re.fullmatch(r"selective modules \[(.*)\]", words)
-    if modules is not None:
-        if not modules[1]:
-            return {"recompute": "none"}
-        return {"recompute": "selective", "recompute_modules": modules[1]}
-    kinds = {"no AC": "none", "full AC": "full", "no recompute": "none", "full recompute": "full"}
-    return {"recompute": _word(words, kinds)}
+    if modules is None:
+        return None
+    if not modules[1]:
+        return {"recompute": "none"}
+    return {"recompute": "selective", "recompute_modules": modules[1]}
 
 
-def _word(words: str, kinds: Mapping[str, Any]) -> Any:
-    plain = _without_brackets(words)
-    if plain not in kinds:
-        raise _NotSaidError(f"'{words[:60]}' is no setting with a price")
-    return kinds[plain]
-
-
-def _shards(words: str) -> dict[str, Any]:
-    groups = re.fullmatch(r"HSDP (\d+)x\d+", words)
-    if groups is None and re.fullmatch(r"FSDP \d+", words) is None:
-        raise _NotSaidError(f"'{words[:60]}' is no setting with a price")
-    return {"shard_groups": int(groups[1]) if groups else 1}
+def _shards(words: str) -> dict[str, Any] | None:
+    """Groups by how many ranks: FSDP 64, HSDP 8x8."""
+    groups = re.fullmatch(r"HSDP (\d+)x\d+|FSDP \d+", words)
+    return None if groups is None else {"shard_groups": int(groups[1] or 1)}
 
 
 _OF_PRECISION = ("precision", "fp8_recipe")
-_DISPATCHERS = {
-    "AlltoAll": "alltoall",
-    "alltoall": "alltoall",
-    "DeepEP": "deepep",
-    "HybridEP": "hybridep",
-}
-_GRAPHS = {"no CUDA graphs": "none", "no CUDA graph": "none", "partial CUDA graphs": "partial"}
-_SWITCHES = {"overlap off": False, "overlap on": True}
-_TENSOR_OVERLAPS = {
-    "vanilla TP": False,
-    "2D FSDP+TP": False,
-    "TP=2 FSDP=4": False,
-    "async TP": True,
-    "2D + AsyncTP": True,
-    "async TP=2 FSDP=4": True,
-}
-_COMPILED = {
-    "eager FSDP2": "eager",
-    "eager": "eager",
-    "FSDP2 + torch.compile": "compile",
-    "per-block torch.compile": "compile",
-}
-_GRADIENTS = {"fp32 FSDP gradient reduce": "fp32", "bf16 FSDP gradient reduce": "bf16"}
-_CHANGES: dict[str, Callable[[str], dict[str, Any]]] = dict.fromkeys(_OF_PRECISION, _precision)
-"""How the words of a source for one side of a setting are written in a run file."""
-_CHANGES["recompute"] = _recompute
-_CHANGES["shard_group"] = _shards
-_CHANGES["moe_dispatch"] = lambda words: {"moe_dispatch": _word(words, _DISPATCHERS)}
-_CHANGES["cuda_graph"] = lambda words: {"cuda_graph": _word(words, _GRAPHS)}
-_CHANGES["ep_overlap"] = lambda words: {"overlap": {"ep": _word(words, _SWITCHES)}}
-_CHANGES["tp_overlap"] = lambda words: {"overlap": {"tp": _word(words, _TENSOR_OVERLAPS)}}
-_CHANGES["compile"] = lambda words: {"framework": f"{TORCHTITAN.name} {_word(words, _COMPILED)}"}
-_CHANGES["gradient_dtype"] = lambda words: {"gradient_dtype": _word(words, _GRADIENTS)}
+_WITH_NUMBERS = {"recompute": _recompute, "shard_group": _shards}
+"""Readers of words that no list holds, by what a pair changes; None for others than theirs."""
 
 
 def _change(knob: str, words: str | dict[str, Any], facts: list[SourceFact]) -> dict[str, Any]:
@@ -441,6 +382,12 @@ def _change(knob: str, words: str | dict[str, Any], facts: list[SourceFact]) -> 
     for fact in facts:
         if plain in fact.settings:
             return fact.settings[plain]
-    if knob not in _CHANGES:
+    if knob in _OF_PRECISION:
+        return _precision(words)
+    listed, read = source_words().settings.get(knob), _WITH_NUMBERS.get(knob)
+    if listed is None and read is None:
         raise _NotSaidError("no setting of a run file")
-    return _CHANGES[knob](words)
+    settings = (read and read(words)) or (listed or {}).get(plain)
+    if settings is None:
+        raise _NotSaidError(f"'{words[:60]}' is no setting with a price")
+    return settings

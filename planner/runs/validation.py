@@ -461,7 +461,15 @@ def _tokens(run: Run) -> int:
 
 
 def score(rows: Iterable[Run | UnreadRow], predict: Predict) -> ValidationReport:
-    """Predicts every row and compares. Rows that could not be read, or predicted, count as failed."""
+    """Predicts every row and compares. Rows that could not be read, or predicted, count as failed.
+
+    Parameters
+    ----------
+    rows
+        Of a file, read or not.
+    predict
+        From a run to its step and its peak.
+    """
     scored = tuple(_scored(row, predict) for row in rows)
     return ValidationReport(
         rows=scored,

@@ -472,30 +472,19 @@ def _untimed(together: Sequence[Case], points: Sequence[MeasuredPoint]) -> Itera
 # From times to factors.
 
 
-MEASURED_BY: dict[str, str] = {
-    "gemm": "gemm",
-    "gemm_narrow": "gemm",
-    "grouped_gemm": "grouped-gemm",
-    "attention": "attention",
-    "hbm": "copy",
-    "launch": "launch",
-    "scale_up": "all-reduce",
-    "exchange": "all-to-all",
-    "network": "all-reduce",
+MEASURED_BY: dict[str, tuple[Kind, float]] = {
+    "gemm": ("gemm", 0.05),
+    "gemm_narrow": ("gemm", 0.1),
+    "grouped_gemm": ("grouped-gemm", 0.1),
+    "attention": ("attention", 0.15),
+    "hbm": ("copy", 0.1),
+    "launch": ("launch", 0.3),
+    "scale_up": ("all-reduce", 0.1),
+    "exchange": ("all-to-all", 0.15),
+    "network": ("all-reduce", 0.15),
 }
-"""Factors that a machine's times say something of, with the kind that does."""
-OF_STEPS: dict[str, float] = {
-    "gemm": 0.05,
-    "gemm_narrow": 0.1,
-    "grouped_gemm": 0.1,
-    "attention": 0.15,
-    "hbm": 0.1,
-    "launch": 0.3,
-    "scale_up": 0.1,
-    "exchange": 0.15,
-    "network": 0.15,
-}
-"""Relative: how far a step may lie from what operations alone say. Assumed."""
+"""Factors that a machine's times say something of, with the kind that does, and how far a step may lie from
+what operations alone say: relative, assumed."""
 _NOISE, _LEAST_NOISE = 0.05, 0.02
 """Relative, of a time beside the formula of its class, before and after its scatter was seen."""
 _MOST_NOISE = 0.3
@@ -539,7 +528,7 @@ class MachineReport:
             Benchmark(
                 factor=each.name,
                 ratio=float(getattr(factors, each.name)),
-                noise=OF_STEPS[each.name],
+                noise=MEASURED_BY[each.name][1],
                 words=each.sentence,
             )
             for each in self.moved
@@ -593,7 +582,7 @@ def fitted_machine(points: Sequence[MeasuredPoint], alone: AloneTimes) -> Fitted
     FittedMachine
     """
     kinds = {point.kind for point in points}
-    names = tuple(name for name, kind in MEASURED_BY.items() if kind in kinds)
+    names = tuple(name for name, (kind, _) in MEASURED_BY.items() if kind in kinds)
     cases = [_case(point) for point in points]
     logs = np.log([point.seconds for point in points])
 
@@ -695,7 +684,7 @@ def _covariance(fitted: FittedMachine) -> Floats:
     covariance = np.eye(len(NAMES))
     places = [NAMES.index(name) for name in fitted.names]
     spreads = np.array([PRIORS[name].spread for name in fitted.names])
-    of_steps = np.diag([OF_STEPS[name] ** 2 for name in fitted.names])
+    of_steps = np.diag([MEASURED_BY[name][1] ** 2 for name in fitted.names])
     joint = (fitted.covariance + of_steps) / np.outer(spreads, spreads)
     # No wider than before anything was measured.
     shrunk = np.minimum(1.0, 1.0 / np.sqrt(np.diag(joint)))

@@ -197,7 +197,15 @@ class CommandLine:
         return self._position(flag) is not None
 
     def text(self, flag: str, default: str | None = None) -> str | None:
-        """The value after a flag, the last one where it is repeated. Raises InputError where none follows."""
+        """The value after a flag, the last one where it is repeated. Raises InputError where none follows.
+
+        Parameters
+        ----------
+        flag
+            With its dashes.
+        default
+            Where it is not there.
+        """
         position = self._position(flag)
         if position is None:
             return default
@@ -207,7 +215,15 @@ class CommandLine:
         return self.words[position + 1]
 
     def integer(self, flag: str, default: int) -> int:
-        """A whole number after a flag. Raises InputError for anything else."""
+        """A whole number after a flag. Raises InputError for anything else.
+
+        Parameters
+        ----------
+        flag
+            With its dashes.
+        default
+            Where it is not there.
+        """
         value = self.text(flag)
         if value is None:
             return default
@@ -216,14 +232,30 @@ class CommandLine:
         return int(value)
 
     def count(self, flag: str, default: int = 1) -> int:
-        """A whole number of one or more after a flag. Raises InputError for anything else."""
+        """A whole number of one or more after a flag. Raises InputError for anything else.
+
+        Parameters
+        ----------
+        flag
+            With its dashes.
+        default
+            Where it is not there.
+        """
         value = self.integer(flag, default)
         if value < 1:
             raise InputError("must be at least 1", where=f"{self.where}: {flag}", value=value)
         return value
 
     def number(self, flag: str, default: float) -> float:
-        """A number of zero or more after a flag. Raises InputError for anything else."""
+        """A number of zero or more after a flag. Raises InputError for anything else.
+
+        Parameters
+        ----------
+        flag
+            With its dashes.
+        default
+            Where it is not there.
+        """
         value = self.text(flag)
         if value is None:
             return default
@@ -316,7 +348,15 @@ class Said:
         return self.get(word, self._arguments[word].default)
 
     def get(self, word: str, default: object) -> Any:
-        """The value, or a default in place of the framework's. Raises InputError for a wrong one."""
+        """The value, or a default in place of the framework's. Raises InputError for a wrong one.
+
+        Parameters
+        ----------
+        word
+            Of the framework's record.
+        default
+            In place of the record's own; of a switch, what it is without the flag.
+        """
         argument = self._arguments[word]
         named = (argument.flag, *argument.also)
         if argument.kind in ("switch", "toggle"):
@@ -338,14 +378,32 @@ class Said:
         return {word.rpartition(".")[2]: self[word] for word in words}
 
     def needed(self, word: str, what: str) -> int:
-        """A whole number above 0. Raises InputError, which says what it is, where it is not there."""
+        """A whole number above 0. Raises InputError, which says what it is, where it is not there.
+
+        Parameters
+        ----------
+        word
+            Of the framework's record.
+        what
+            Is said where it is not there.
+        """
         number = int(self.get(word, 0))
         if number < 1:
             raise self.error(word, what)
         return number
 
     def error(self, word: str, what: str, value: object = ...) -> InputError:
-        """An error that names the flag of a word."""
+        """An error that names the flag of a word.
+
+        Parameters
+        ----------
+        word
+            Of the framework's record.
+        what
+            Is said of it.
+        value
+            That it has; nothing is said of one that is left out.
+        """
         return InputError(what, where=f"{self.line.where}: {self.flag(word)}", value=value)
 
     def flag(self, word: str) -> str:
@@ -373,6 +431,13 @@ def words_of(script: str, where: str) -> CommandLine:
     """All words of a shell script, its own variables put in. Nothing is run; `$(...)` stays as it is.
 
     Raises InputError for more than MOST_WORDS words, or MOST_LETTERS letters.
+
+    Parameters
+    ----------
+    script
+        Its text.
+    where
+        Its name, for messages.
     """
     if len(script) > MOST_LETTERS:
         raise InputError(f"more than {MOST_LETTERS} letters are no launch script", where=where)
@@ -539,6 +604,15 @@ def fields_of(document: object, place: str = "", depth: int = 0) -> Iterator[tup
     """Every key of a document with its value in words, those of inner mappings as `section.key`.
 
     A section that is there and not empty is a pair of its own.
+
+    Parameters
+    ----------
+    document
+        Mappings and lists; anything else has no keys.
+    place
+        Where it stands in the whole file, as `section.key`.
+    depth
+        Levels above it; what is too deep is left out.
     """
     if depth > _DEEPEST:
         return

@@ -81,7 +81,17 @@ def joined_sums(words: list[str]) -> list[str]:
 
 
 def script_value(text: str, line: CommandLine, depth: int = 0) -> Any:
-    """A value as YAML would have it; a sum of numbers and of the script's variables is worked out."""
+    """A value as YAML would have it; a sum of numbers and of the script's variables is worked out.
+
+    Parameters
+    ----------
+    text
+        The word of the shell.
+    line
+        With the script's variables.
+    depth
+        Sums that it stands in.
+    """
     sum_match = _SUM.fullmatch(text)
     if sum_match is None or depth >= _DEEPEST:
         return scalar(text)
@@ -179,7 +189,15 @@ class NestedFields:
         self._read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value, or a default where it is absent or null."""
+        """A value, or a default where it is absent or null.
+
+        Parameters
+        ----------
+        name
+            Its path, as `section.key`; it counts as read.
+        default
+            Where it is absent or null.
+        """
         self._read.add(name)
         value = self.values.get(name)
         return default if value is None else value
@@ -188,12 +206,28 @@ class NestedFields:
         return self.get(name, default) is True
 
     def first(self, names: Iterable[str], default: Any = None) -> Any:
-        """The first of some values that is there; all count as read."""
+        """The first of some values that is there; all count as read.
+
+        Parameters
+        ----------
+        names
+            Their paths, the one that wins first.
+        default
+            Where none is there.
+        """
         there = [self.get(name) for name in names]
         return next((value for value in there if value is not None), default)
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A whole number of at least 1. Raises InputError for anything else, and where there is none."""
+        """A whole number of at least 1. Raises InputError for anything else, and where there is none.
+
+        Parameters
+        ----------
+        name
+            Its path, as `section.key`; it counts as read.
+        default
+            Where it is absent; an error where None.
+        """
         value = self.get(name, default)
         if value is None:
             raise InputError("is needed", where=f"{self.where}: {name}")
@@ -239,9 +273,18 @@ class NestedFields:
         *,
         syncs: bool = False,
     ) -> dict[str, Any]:
-        """FSDP2 by the names of its switches: weights gathered anew for each pass, as they are by default;
-        the groups of replicas that shard by themselves; and weights and optimizer on the host. `syncs` where
-        gradients of each micro-batch are reduced.
+        """FSDP2 by the names of its switches, which count as read.
+
+        Parameters
+        ----------
+        reshards
+            The switch by which weights are gathered anew for each pass, as they are without it.
+        groups
+            The number of groups of replicas that shard by themselves.
+        offloads
+            Switches that put weights and optimizer on the host.
+        syncs
+            Whether gradients of each micro-batch are reduced.
         """
         keeps = bool(reshards) and not self.on(reshards, default=True)
         settings: dict[str, Any] = {"framework": FSDP2.name, "zero_stage": 2 if keeps else 3}

@@ -74,7 +74,17 @@ PLAIN = LaunchRun(settings={"framework": PYTORCH.name, "zero_stage": 0, "overlap
 
 
 def refuse_fields(document: Mapping[str, Any], fields: Mapping[str, str], where: str) -> None:
-    """Raises InputError for the first of some fields that is there and not off, with what is said of it."""
+    """Raises InputError for the first of some fields that is there and not off, with what is said of it.
+
+    Parameters
+    ----------
+    document
+        Of the configuration.
+    fields
+        What is said of each that is refused, by its name.
+    where
+        The file's name, for messages.
+    """
     for name, what in fields.items():
         if document.get(name):
             raise InputError(what, where=f"{where}: {name}", value=document[name])
@@ -129,13 +139,23 @@ def _under_accelerate(document: Mapping[str, Any], path: Path) -> LaunchRun | No
     if named is not None:
         return run
     remark = f"{ACCELERATE_FILE} beside it is read too: it says how ranks share the model"
-    return replace(run, remarks=(*run.remarks, remark))
+    return run.with_more(remarks=[remark])
 
 
 def positive_numbers(
     document: dict[str, Any], defaults: dict[str, int], where: str
 ) -> dict[str, int]:
-    """Whole numbers of a configuration, or their defaults."""
+    """Whole numbers of a configuration, or their defaults.
+
+    Parameters
+    ----------
+    document
+        Of the configuration.
+    defaults
+        By name, what stands for a field that is absent or `auto`.
+    where
+        The file's name, for messages.
+    """
     return {name: _positive(document, name, where) or default for name, default in defaults.items()}
 
 
@@ -147,7 +167,15 @@ def _positive(document: dict[str, Any], name: str, where: str) -> int | None:
 
 
 def kind_of_step(kind: StepKindName, document: Mapping[str, Any]) -> dict[str, Any]:
-    """A kind of step as a run file has it, and that its reference's log-probabilities are in the data."""
+    """A kind of step as a run file has it, and that its reference's log-probabilities are in the data.
+
+    Parameters
+    ----------
+    kind
+        As the configuration has it.
+    document
+        With the switch that log-probabilities are computed beforehand.
+    """
     if document.get(PRECOMPUTES) is True and STEP_KINDS[kind].reference_passes:
         return {"kind": kind, "reference": "precomputed"}
     return {"kind": kind}
@@ -158,6 +186,15 @@ def offloaded_tensors(
 ) -> tuple[dict[str, Any], list[str]]:
     """What the hooks of a trainer move to the host, as a run file has it; and their switch where it has no
     price: another way than theirs, or without recomputation, where they move gathered weights too.
+
+    Parameters
+    ----------
+    document
+        Of the configuration.
+    name
+        Of the switch.
+    recompute
+        none, selective or full.
     """
     said = document.get(name)
     if said in (None, False):
@@ -218,8 +255,7 @@ def with_synced_batches(run: LaunchRun, document: Mapping[str, Any], path: Path)
     if syncs and run.settings.get("framework") == PYTORCH.name:
         unread.append(f"{ACCELERATOR}.{SYNCS}")
     of_fsdp = syncs and run.settings.get("framework") == FSDP2.name
-    settings = run.settings | ({"sync_each_batch": True} if of_fsdp else {})
-    return replace(run, settings=settings, unread=(*run.unread, *unread))
+    return run.with_more({"sync_each_batch": True} if of_fsdp else None, unread=unread)
 
 
 def half_precision(document: dict[str, Any], where: str) -> str:
@@ -232,7 +268,19 @@ def half_precision(document: dict[str, Any], where: str) -> str:
 
 
 def kernel_of(document: dict[str, Any], key: str, kernels: Mapping[str, str], where: str) -> str:
-    """The attention that a configuration asks for; without a word PyTorch's own."""
+    """The attention that a configuration asks for; without a word PyTorch's own.
+
+    Parameters
+    ----------
+    document
+        Of the configuration.
+    key
+        The field that names it.
+    kernels
+        Kernels with a price, by the program's words.
+    where
+        The file's name, for messages.
+    """
     said = document.get(key)
     if said is None:
         return "sdpa"
@@ -243,7 +291,15 @@ def kernel_of(document: dict[str, Any], key: str, kernels: Mapping[str, str], wh
 
 
 def known_model(named: object, path: Path) -> str | None:
-    """A catalog model, or a folder with a config.json beside the file; None where there is neither."""
+    """A catalog model, or a folder with a config.json beside the file; None where there is neither.
+
+    Parameters
+    ----------
+    named
+        What the file calls it.
+    path
+        Of the file, beside which a folder may lie.
+    """
     text = str(named)
     folder = path.parent / text
     if (folder / "config.json").is_file():
@@ -258,6 +314,15 @@ def file_beside(named: object, path: Path, field: str) -> Path:
     """A file that a field names from where training is started: the folder of the field's file, or one above.
 
     Raises InputError where there is none.
+
+    Parameters
+    ----------
+    named
+        What the field says.
+    path
+        Of the file that has the field.
+    field
+        Its name, for messages.
     """
     if not isinstance(named, str):
         what = "must name a file; a mapping in its place is not read"
@@ -518,6 +583,15 @@ def trainers_deepspeed(
     """The run of a DeepSpeed file or mapping for transformers' Trainer, which puts its own values in place of
     `auto` (transformers/integrations/deepspeed.py): those that are known here; keys with another `auto` count
     as left out.
+
+    Parameters
+    ----------
+    source
+        Path of the file, or what it holds.
+    known
+        Fields that the Trainer's own arguments set.
+    where
+        The file's name, for messages.
     """
     document = source
     if isinstance(document, Path):
@@ -650,6 +724,17 @@ def adapter_targets(
 def bits_of_base(fields: Mapping[str, object], bits: str, method: str, where: str) -> int:
     """Bits of a frozen weight, 16 where bitsandbytes narrows none. Raises InputError for other bits and
     methods.
+
+    Parameters
+    ----------
+    fields
+        Of the configuration.
+    bits
+        Name of the field with their number.
+    method
+        Name of the field with who narrows them.
+    where
+        The file's name, for messages.
     """
     for name, allowed in ((method, (None, "bnb", "bitsandbytes", "auto")), (bits, (None, 4, 8))):
         if fields.get(name) not in allowed:
@@ -662,7 +747,15 @@ FOUR_BITS, EIGHT_BITS = "load_in_4bit", "load_in_8bit"
 
 
 def loaded_bits(fields: Mapping[str, object], where: str) -> int:
-    """Bits of a frozen weight by its switches, 16 where both are off. Raises InputError where both are on."""
+    """Bits of a frozen weight by its switches, 16 where both are off. Raises InputError where both are on.
+
+    Parameters
+    ----------
+    fields
+        Of the configuration, with the switches of `FOUR_BITS` and `EIGHT_BITS`.
+    where
+        The file's name, for messages.
+    """
     four, eight = (fields.get(name) is True for name in (FOUR_BITS, EIGHT_BITS))
     if four and eight:
         raise InputError(f"cannot be true beside {FOUR_BITS}", where=f"{where}: {EIGHT_BITS}")
@@ -672,7 +765,19 @@ def loaded_bits(fields: Mapping[str, object], where: str) -> int:
 def adapters_mapping(
     method: str, rank: int | None, targets: Iterable[str], dropout: object = None
 ) -> dict[str, Any]:
-    """What is trained beside frozen weights, as a run file has it."""
+    """What is trained beside frozen weights, as a run file has it.
+
+    Parameters
+    ----------
+    method
+        Any of `AdapterMethod`.
+    rank
+        Width of the adapters, from 1.
+    targets
+        Matrices that have one, repeated or not.
+    dropout
+        Of their inputs; none where it is 0 or absent.
+    """
     drops = {"dropout": dropout} if dropout else {}
     return {"method": method, "rank": rank, "targets": list(dict.fromkeys(targets))} | drops
 
@@ -687,6 +792,13 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
     """A launch with the adapters of PEFT's file that lies beside it; itself where it says what is trained.
 
     Raises InputError where the file has another kind than LoRA, or names no matrix that is known.
+
+    Parameters
+    ----------
+    launch
+        As it is read without.
+    path
+        Of the launch file, whose notes may say the bits of the frozen weights.
     """
     beside = path.parent / ADAPTER_FILE
     reads_it = launch.settings.get("framework") in (FSDP2.name, DEEPSPEED.name)
@@ -702,17 +814,20 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
     method = adapter_method(bits or 16, decomposed=fields.get(_DECOMPOSES) is True)
     taken = "taken as of 16 bits" if bits is None else f"of {bits} bits, as the script notes"
     remark = f"adapters are those of {ADAPTER_FILE} beside it, frozen weights {taken}"
-    return replace(
-        launch,
-        settings=launch.settings | {"adapters": adapters_mapping(method, rank, targets)},
-        remarks=(*launch.remarks, remark),
-        unread=(*launch.unread, *unread),
-        base_is_open=bits is None,
-    )
+    settings = {"adapters": adapters_mapping(method, rank, targets)}
+    return launch.with_more(settings, unread=unread, remarks=[remark], base_is_open=bits is None)
 
 
 def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:
-    """A remark where all linear modules of a model with experts are meant."""
+    """A remark where all linear modules of a model with experts are meant.
+
+    Parameters
+    ----------
+    model
+        Its name in the catalog, or a folder with its config.json; None where it is not known.
+    targets
+        Matrices that have an adapter.
+    """
     if model is None or ALL_LINEAR not in targets:
         return ()
     return (LINEAR_EXPERTS,) if read_model(model).moe is not None else ()
@@ -815,25 +930,24 @@ def from_llamafactory(document: dict[str, Any], path: Path) -> LaunchRun:
         if run.settings.get("recompute") == "full":
             settings["recompute"] = "full"
     run = with_synced_batches(run, document, path)
-    remarks = run.remarks
+    remarks = []
     packs = document.get(_PACKING)
     if document.get(_NEAT_PACKING):
-        remarks = (*remarks, PACKED)
+        remarks.append(PACKED)
     elif packs is False or (packs is None and document.get(_STAGE) != "pt"):
-        remarks = (*remarks, PADDED)
+        remarks.append(PADDED)
     adapters = None
     if document.get(_TRAINED, "lora") == "lora":
         adapters, of_adapters = _llamafactory_adapters(document, numbers[_RANK], where)
         unread += of_adapters
-        remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
-    settings["kind"] = _llamafactory_kind(document, where)
-    return replace(
-        run,
-        settings=run.settings | settings | {"adapters": adapters},
+        remarks += remarks_on_experts(model, adapters["targets"])
+    settings |= {"kind": _llamafactory_kind(document, where), "adapters": adapters}
+    return run.with_more(
+        settings,
+        unread=unread,
+        remarks=remarks,
         model=model,
         local_batch=math.prod(batch),
-        unread=(*run.unread, *unread),
-        remarks=remarks,
         images=image_fields(document, FREEZES_ENCODER, _PIXELS, has_adapters=adapters is not None),
     )
 
@@ -864,7 +978,15 @@ def _check_kind(document: dict[str, Any], where: str) -> None:
 
 
 def refuse_narrow(named: object, where: str) -> None:
-    """Raises InputError for a checkpoint whose name says that its weights are of few bits."""
+    """Raises InputError for a checkpoint whose name says that its weights are of few bits.
+
+    Parameters
+    ----------
+    named
+        The model, as the file calls it.
+    where
+        File and field, for messages.
+    """
     if _NARROW_NAME.search(str(named)):
         what = "has weights of few bits, which have no price: those of bitsandbytes alone have one"
         raise InputError(what, where=where, value=named)
@@ -877,19 +999,43 @@ def _llamafactory_adapters(
     said = document.get(_TARGETS, "all")
     names = [name.strip() for name in said.split(",")] if isinstance(said, str) else said
     targets, unread = adapter_targets({_TARGETS: names}, _TARGETS, where)
-    decomposed = document.get(_DECOMPOSES) is True
     bits = bits_of_base(document, _BITS, _QUANTISES, where)
-    unread += unread_dropout(document, decomposed=decomposed)
+    adapters, of_dropout = adapters_of(document, _DECOMPOSES, bits, rank, targets)
+    return adapters, [*unread, *of_dropout]
+
+
+def adapters_of(
+    fields: Mapping[str, Any],
+    decomposes: str,
+    bits: int,
+    rank: int,
+    targets: Iterable[str],
+    *,
+    usual_dropout: float = 0.0,
+) -> tuple[dict[str, Any], list[str]]:
+    """Adapters of a configuration, and its field of dropout where that is not read.
+
+    Before DoRA's input it is not: the frozen product runs twice then.
+
+    Parameters
+    ----------
+    fields
+        Of the configuration, `lora_dropout` among them.
+    decomposes
+        Name of the switch of DoRA.
+    bits
+        Of a frozen weight: 4, 8 or 16.
+    rank
+        Width of the adapters, from 1.
+    targets
+        Matrices that have one.
+    usual_dropout
+        What stands for a field that is not there.
+    """
+    decomposed, dropout = fields.get(decomposes) is True, fields.get(_DROPOUT, usual_dropout)
     method = adapter_method(bits, decomposed=decomposed)
-    return adapters_mapping(method, rank, targets, document.get(_DROPOUT)), unread
-
-
-def unread_dropout(
-    fields: Mapping[str, Any], *, decomposed: bool, default: float = 0.0
-) -> list[str]:
-    """The dropout of DoRA's input, with which the frozen product runs twice; none where there is none."""
-    drops = decomposed and bool(fields.get(_DROPOUT, default))
-    return [_DROPOUT] if drops else []
+    unread = [_DROPOUT] if decomposed and dropout else []
+    return adapters_mapping(method, rank, targets, dropout), unread
 
 
 # Axolotl.
@@ -998,26 +1144,25 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
     settings |= offloaded
     unread += of_hooks
     settings |= _axolotl_mesh(document, where)
-    remarks, model = run.remarks, known_model(document[_BASE], path)
+    remarks, model = [], known_model(document[_BASE], path)
     if document.get("sample_packing") is True:
-        remarks = (*remarks, PACKED)
+        remarks.append(PACKED)
     elif document.get("pad_to_sequence_len") is not True:
-        remarks = (*remarks, PADDED)
-    settings |= kind_of_step(kind, document)
+        remarks.append(PADDED)
     adapters, of_adapters = _axolotl_adapters(document, where)
+    settings |= {**kind_of_step(kind, document), "adapters": adapters}
     if adapters is not None:
-        remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
+        remarks += remarks_on_experts(model, adapters["targets"])
         by_themselves = set(_LORA_KERNELS) & set(of_adapters) - document.keys()
-        remarks += (FUSED_ADAPTERS,) if by_themselves else ()
+        remarks += [FUSED_ADAPTERS] if by_themselves else []
     if document.get(_CUT_LOSS, _CUT_PLUGIN in str(document.get("plugins"))):
         unread.append(_CUT_LOSS)
-    return replace(
-        run,
-        settings=run.settings | settings | {"adapters": adapters},
+    return run.with_more(
+        settings,
+        unread=[*unread, *of_adapters],
+        remarks=remarks,
         model=model,
         local_batch=micro_batch * steps,
-        unread=(*run.unread, *unread, *of_adapters),
-        remarks=remarks,
         images=_axolotl_images(document, has_adapters=adapters is not None),
     )
 
@@ -1085,7 +1230,5 @@ def _axolotl_adapters(
     quantised = document.get(_BNB) or {}
     if quantised not in ({}, {"bnb_4bit_use_double_quant": True}):
         unread.append(_BNB)
-    decomposed = document.get(_AXOLOTL_DECOMPOSES) is True
-    unread += unread_dropout(document, decomposed=decomposed)
-    method = adapter_method(bits, decomposed=decomposed)
-    return adapters_mapping(method, rank, targets, document.get(_DROPOUT)), unread
+    adapters, of_dropout = adapters_of(document, _AXOLOTL_DECOMPOSES, bits, rank, targets)
+    return adapters, [*unread, *of_dropout]

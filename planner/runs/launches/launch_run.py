@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -95,6 +95,33 @@ class LaunchRun:
     base_is_open: bool = False
     """Whether it does not say of how many bits the frozen weights beside its adapters are."""
 
+    def with_more(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        unread: Iterable[str] = (),
+        remarks: Iterable[str] = (),
+        **fields: Any,
+    ) -> LaunchRun:
+        """The run with what else its files say.
+
+        Parameters
+        ----------
+        settings
+            Over its own.
+        unread, remarks
+            Behind its own.
+        fields
+            Others, in place of its own.
+        """
+        return replace(
+            self,
+            settings=self.settings | dict(settings or {}),
+            unread=(*self.unread, *unread),
+            remarks=(*self.remarks, *remarks),
+            **fields,
+        )
+
     def not_read(self, *, has_images: bool) -> tuple[str, ...]:
         """Fields that were not understood, those of images among them that count in a run with some, or that
         leave open what it holds of them.
@@ -126,7 +153,17 @@ def with_global_batch(launch: LaunchRun, settings: dict[str, Any], gpus: object)
 
 
 def section_of(document: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    """A mapping inside a document, empty where it is absent. Raises InputError for anything else."""
+    """A mapping inside a document, empty where it is absent. Raises InputError for anything else.
+
+    Parameters
+    ----------
+    document
+        Of the file.
+    key
+        Of the mapping.
+    where
+        The file's name, for messages.
+    """
     value = document.get(key) or {}
     if not isinstance(value, dict):
         raise InputError("must be a mapping", where=f"{where}: {key}", value=value)
@@ -134,7 +171,17 @@ def section_of(document: Mapping[str, Any], key: str, where: str) -> dict[str, A
 
 
 def whole_number(document: Mapping[str, Any], key: str, where: str) -> int | None:
-    """A whole number of a document; None where it is absent or `auto`. Raises InputError otherwise."""
+    """A whole number of a document; None where it is absent or `auto`. Raises InputError otherwise.
+
+    Parameters
+    ----------
+    document
+        Of the file.
+    key
+        Of the number.
+    where
+        The file's name, for messages.
+    """
     value = document.get(key)
     if value is None or value == "auto":
         return None
@@ -167,7 +214,17 @@ def unread_keys(
 
 
 def is_harmless(kind: str, name: str, word: str) -> bool:
-    """Whether a field, or the launcher's flag of that name, leaves the price as it is."""
+    """Whether a field, or the launcher's flag of that name, leaves the price as it is.
+
+    Parameters
+    ----------
+    kind
+        The program, by its section of flag_effects.yaml.
+    name
+        Of the field.
+    word
+        Its value in words.
+    """
     return has_no_effect(kind, name, word) or has_no_effect(kind, f"--{name}", word)
 
 
@@ -243,13 +300,9 @@ def with_notes(run: LaunchRun, text: str) -> LaunchRun:
     if local_batch is None and run.micro_batches is not None and "micro_batch" in noted:
         local_batch = run.micro_batches * noted["micro_batch"]
     is_frozen = any(note.startswith(_FROZEN_NOTE) for note in notes)
-    return replace(
-        run,
-        settings=run.settings | noted,
-        local_batch=local_batch,
-        images=ImageFields(frozen=is_frozen),
-        remarks=(*run.remarks, f"of the training script, its notes say: {words}"),
-    )
+    remark = f"of the training script, its notes say: {words}"
+    images = ImageFields(frozen=is_frozen)
+    return run.with_more(noted, remarks=[remark], local_batch=local_batch, images=images)
 
 
 _MUON = "use_muon"
@@ -279,6 +332,13 @@ def with_hosts_beside(launch: LaunchRun, path: Path) -> LaunchRun:
     """A launch with the hosts of the files that lie beside it, if there are such.
 
     Raises InputError for a rankfile that cannot be read.
+
+    Parameters
+    ----------
+    launch
+        As it is read without.
+    path
+        Of the launch file.
     """
     hosts, counted = (
         tuple(line.split()[0] for line in _lines(path.parent / name))
@@ -295,6 +355,13 @@ def on_its_hosts(run: Run, launch: LaunchRun) -> Run:
     """A run whose ranks lie on the launch's hosts, where its cluster names them; else a remark why not.
 
     On a cluster that names none, ranks out of turn lie on its nodes by their numbers.
+
+    Parameters
+    ----------
+    run
+        That the launch is of, on its cluster.
+    launch
+        With names or numbers of hosts, or none.
     """
     cluster = run.workload.cluster
     if run.ranks:

@@ -713,7 +713,17 @@ def are_overrides(document: object) -> bool:
 
 
 def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: str) -> LaunchRun:
-    """The run of a recipe of a model, or of its name, under overrides. Raises InputError without one."""
+    """The run of a recipe of a model, or of its name, under overrides. Raises InputError without one.
+
+    Parameters
+    ----------
+    words
+        `section.field=value`, the recipe's or the user's.
+    model
+        Or its name; None where nobody says.
+    where
+        The file's name, for messages.
+    """
     if model is None:
         raise InputError(
             "overrides of a recipe do not say which model it trains: add --with model=...",

@@ -24,6 +24,14 @@ from meshwright.model_specs.adapters import AdapterSpec, peft_modules
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanInputs
+from meshwright.planner.runs.launches import (
+    finetuning,
+    megatron,
+    recipes,
+    reinforcement,
+    torchtitan,
+    trainers,
+)
 from meshwright.planner.runs.launches.command_line import (
     CommandLine,
     fields_of,
@@ -38,19 +46,6 @@ from meshwright.planner.runs.launches.fields import (
     launched_gpus,
     recipe_named,
 )
-from meshwright.planner.runs.launches.finetuning import (
-    BATCH,
-    MICRO_BATCH,
-    file_beside,
-    from_accelerate,
-    from_axolotl,
-    from_deepspeed,
-    from_llamafactory,
-    is_axolotl,
-    is_llamafactory,
-    with_adapters_beside,
-    with_synced_batches,
-)
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
     on_its_hosts,
@@ -58,44 +53,6 @@ from meshwright.planner.runs.launches.launch_run import (
     with_hosts_beside,
     with_notes,
     with_optimizer,
-)
-from meshwright.planner.runs.launches.megatron import (
-    READ_APART,
-    are_overrides,
-    from_megatron,
-    from_overrides,
-    is_recipe_name,
-    recipe_run,
-)
-from meshwright.planner.runs.launches.recipes import (
-    from_llamafactory_v1,
-    from_nanotron,
-    from_torchtune,
-    is_llamafactory_v1,
-    is_nanotron,
-    is_torchtune,
-)
-from meshwright.planner.runs.launches.reinforcement import (
-    from_nemo_rl,
-    from_verl,
-    is_nemo_rl,
-    verl_program,
-)
-from meshwright.planner.runs.launches.torchtitan import (
-    config_file_of,
-    from_toml,
-    from_torchtitan,
-    is_toml,
-    is_torchtitan,
-    toml_document,
-)
-from meshwright.planner.runs.launches.trainers import (
-    from_swift,
-    from_trainer,
-    is_trainer,
-    swift_command,
-    swift_fields,
-    trl_stage,
 )
 from meshwright.planner.runs.logs import with_measurement, write_run_file
 from meshwright.planner.runs.prediction import PricedRun, price_run
@@ -198,32 +155,45 @@ def _added_model(additions: Sequence[str], path: Path) -> str | None:
 def read_launch(path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
     """What a launch file says, or a recipe of Megatron-Bridge by its name.
 
-    Overrides of a recipe are read with the `model` that it trains. Raises InputError if it is of no known
-    kind.
+    Raises InputError if it is of no known kind.
+
+    Parameters
+    ----------
+    path
+        Of the file, or the name of a recipe of Megatron-Bridge.
+    model
+        That overrides of a recipe, and flags without sizes, are of; None where only the file says.
     """
-    if is_recipe_name(path):
-        return recipe_run(str(path))
+    if megatron.is_recipe_name(path):
+        return megatron.recipe_run(str(path))
     launch = launch_of_text(read_text(path, MAX_FILE_BYTES), path, model)
-    return with_hosts_beside(with_adapters_beside(launch, path), path)
+    return with_hosts_beside(finetuning.with_adapters_beside(launch, path), path)
 
 
 def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
-    """What the text of a launch file says; its path tells the kind and names it in messages.
+    """What the text of a launch file says. Raises InputError if it is of no known kind.
 
-    `model` is as in `read_launch`. Raises InputError if it is of no known kind.
+    Parameters
+    ----------
+    text
+        Of the file.
+    path
+        Its name tells the kind, and what lies beside it is read with it.
+    model
+        As `read_launch` takes it.
     """
     where = str(path)
     document = launch_document(path, text)
-    if isinstance(document, dict) and not is_toml(text):
+    if isinstance(document, dict) and not torchtitan.is_toml(text):
         return _from_document(document, path)
     refuse_adapters(fields_of(document), where)
     if isinstance(document, dict):
-        return from_toml(document, path)
+        return torchtitan.from_toml(document, path)
     line = _command_line(document, text, where)
-    if isinstance(document, list) and are_overrides(document):
-        overrides = [word for word in document if word.partition("=")[0] not in READ_APART]
+    if isinstance(document, list) and megatron.are_overrides(document):
+        overrides = [word for word in document if word.partition("=")[0] not in megatron.READ_APART]
         refuse_adapters(CommandLine(overrides, where).pairs(), where)
-        return from_overrides(document, model, where)
+        return megatron.from_overrides(document, model, where)
     return _of_trainer(line, path, model) or _of_line(line, text, path, model)
 
 
@@ -232,21 +202,21 @@ def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | 
     Megatron.
     """
     refuse_adapters(line.pairs(), str(path))
-    config = config_file_of(line, path.parent)
-    if config is not None or is_torchtitan(line):
+    config = torchtitan.config_file_of(line, path.parent)
+    if config is not None or torchtitan.is_torchtitan(line):
         return _torchtitan(line, config, path)
     steps = _ACCUMULATION.search(text)
     if steps is not None:
-        run = from_accelerate(*_beside(path, "accelerate.yaml"))
+        run = finetuning.from_accelerate(*_beside(path, "accelerate.yaml"))
         named = line.text(f"--{ACCELERATOR}")
         # Our scripts name the file by their own folder.
         said = {} if named is None else {ACCELERATOR: Path(named).name}
-        run = with_synced_batches(run, said, path)
+        run = finetuning.with_synced_batches(run, said, path)
         return with_notes(replace(run, micro_batches=int(steps[1])), text)
     if _OWN_TRAINER in text:
-        run = with_notes(from_deepspeed(*_beside(path, _DEEPSPEED_FILE)), text)
+        run = with_notes(finetuning.from_deepspeed(*_beside(path, _DEEPSPEED_FILE)), text)
         return with_optimizer(run, {_OPTIM: line.text(f"--{_OPTIM}")}, _OPTIM)
-    run = from_megatron(line, None if model is None else read_model(model))
+    run = megatron.from_megatron(line, None if model is None else read_model(model))
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
         return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))
     return run
@@ -254,21 +224,21 @@ def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | 
 
 def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) -> LaunchRun | None:
     """The run of a script that starts a fine-tuning stack; None for other scripts."""
-    command = swift_command(line)
+    command = trainers.swift_command(line)
     if command is not None:
-        run = from_swift(command, path, None if model is None else read_model(model))
-        return with_optimizer(run, swift_fields(command, path), _OPTIM)
-    program = verl_program(line)
+        run = trainers.from_swift(command, path, None if model is None else read_model(model))
+        return with_optimizer(run, trainers.swift_fields(command, path), _OPTIM)
+    program = reinforcement.verl_program(line)
     if program is not None:
-        return from_verl(line, program, path)
+        return reinforcement.from_verl(line, program, path)
     fields = fields_of_line(line)
     named = recipe_named(line)
     if named is not None:
-        recipe = file_beside(named, path, RECIPE)
+        recipe = finetuning.file_beside(named, path, RECIPE)
         fields = read_mapping(recipe, MAX_FILE_BYTES) | fields
-    stage, gpus = trl_stage(line), launched_gpus(line)
+    stage, gpus = trainers.trl_stage(line), launched_gpus(line)
     if stage is not None:
-        run = from_trainer(fields, path, gpus, stage)
+        run = trainers.from_trainer(fields, path, gpus, stage)
         return with_optimizer(run, fields, _OPTIM)
     return _of_stack(fields, path, gpus)
 
@@ -281,30 +251,39 @@ def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> 
     for is_kind, run_of, optimizer in _STACKS:
         if not is_kind(document):
             continue
-        if run_of is from_trainer:
-            return with_optimizer(from_trainer(document, path, gpus), document, optimizer)
+        if run_of is trainers.from_trainer:
+            return with_optimizer(trainers.from_trainer(document, path, gpus), document, optimizer)
         run = run_of(document, path)
         if optimizer:
             run = with_optimizer(run, document, optimizer)
-        return run if gpus is None else replace(run, settings=run.settings | {"gpus": gpus})
+        return run if gpus is None else run.with_more({"gpus": gpus})
     return None
 
 
 def _torchtitan(line: CommandLine, config: Path | None, path: Path) -> LaunchRun:
     """torchtitan's run of flags, and of the TOML file that a script names if any; the script's flags win."""
     if config is None:
-        return from_torchtitan(line, path.parent)
-    document = toml_document(read_text(config, MAX_FILE_BYTES), str(config))
+        return torchtitan.from_torchtitan(line, path.parent)
+    document = torchtitan.toml_document(read_text(config, MAX_FILE_BYTES), str(config))
     refuse_adapters(fields_of(document), str(config))
-    return from_toml(document, path, line)
+    return torchtitan.from_toml(document, path, line)
 
 
 def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> LaunchRun:
     """A run of Megatron-DeepSpeed's arguments with what only its ds_config.json says.
 
     Raises InputError for a value of the wrong kind.
+
+    Parameters
+    ----------
+    run
+        Of the arguments alone.
+    document
+        Of the ds_config.json.
+    where
+        The file's name, for messages.
     """
-    of_file = from_deepspeed(document, where).settings
+    of_file = finetuning.from_deepspeed(document, where).settings
     only_here = (
         "overlap",
         "shard_group",
@@ -314,8 +293,7 @@ def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> 
         "optimizer_on_drives",
         "parameters_on_drives",
     )
-    said = {name: of_file[name] for name in only_here if name in of_file}
-    return replace(run, settings=run.settings | said)
+    return run.with_more({name: of_file[name] for name in only_here if name in of_file})
 
 
 def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
@@ -331,13 +309,13 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
 _IsKind = Callable[[dict[str, Any]], bool]
 _RunOf = Callable[[dict[str, Any], Path], LaunchRun]
 _STACKS: tuple[tuple[_IsKind, _RunOf, str], ...] = (
-    (is_llamafactory, from_llamafactory, _OPTIM),
-    (is_axolotl, from_axolotl, "optimizer"),
-    (is_llamafactory_v1, from_llamafactory_v1, ""),
-    (is_trainer, from_trainer, _OPTIM),
-    (is_torchtune, from_torchtune, ""),
-    (is_nemo_rl, from_nemo_rl, ""),
-    (is_nanotron, from_nanotron, ""),
+    (finetuning.is_llamafactory, finetuning.from_llamafactory, _OPTIM),
+    (finetuning.is_axolotl, finetuning.from_axolotl, "optimizer"),
+    (recipes.is_llamafactory_v1, recipes.from_llamafactory_v1, ""),
+    (trainers.is_trainer, trainers.from_trainer, _OPTIM),
+    (recipes.is_torchtune, recipes.from_torchtune, ""),
+    (reinforcement.is_nemo_rl, reinforcement.from_nemo_rl, ""),
+    (recipes.is_nanotron, recipes.from_nanotron, ""),
 )
 """How a configuration is told, its reader, and its field of the optimizer where that is read by its name."""
 
@@ -349,9 +327,9 @@ def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
         return of_stack
     refuse_adapters(fields_of(document), where)
     if "fsdp_config" in document or "parallelism_config" in document:
-        return from_accelerate(document, where)
-    if BATCH in document or MICRO_BATCH in document:
-        return from_deepspeed(document, where)
+        return finetuning.from_accelerate(document, where)
+    if finetuning.BATCH in document or finetuning.MICRO_BATCH in document:
+        return finetuning.from_deepspeed(document, where)
     if "run" in document or "runs" in document:
         raise InputError("this is a run file, no launch file: leave --from-launch out", where=where)
     raise InputError(
@@ -435,6 +413,15 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     """A launch file's run of a plan's model; what the file leaves open is as the plan's inputs have it.
 
     Raises InputError where its settings do not fit together or to the plan's cluster.
+
+    Parameters
+    ----------
+    launch
+        What the file says.
+    inputs
+        Of a plan, which say the rest.
+    path
+        Of the file, for messages.
     """
     settings: dict[str, Any] = {
         "seq_len": inputs.seq_len,
@@ -504,9 +491,17 @@ def _micro_batch(count: int, settings: dict[str, Any], where: str) -> dict[str, 
 
 
 def launch_document(path: Path, text: str) -> object:
-    """The file as JSON, YAML or TOML where it is one; None for a script or a command line."""
-    if is_toml(text):
-        return toml_document(text, str(path))
+    """The file as JSON, YAML or TOML where it is one; None for a script or a command line.
+
+    Parameters
+    ----------
+    path
+        Its ending tells what the file is, where the text does not.
+    text
+        Of the file.
+    """
+    if torchtitan.is_toml(text):
+        return torchtitan.toml_document(text, str(path))
     if path.suffix in (".json", ".yaml", ".yml") or text.lstrip()[:1] in ("[", "{"):
         return parse_document(text, path_text(path))
     return None

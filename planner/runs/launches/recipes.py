@@ -17,24 +17,8 @@ from meshwright.frameworks.deepspeed import DEEPSPEED, TRAINER_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.model_specs.adapters import adapter_method
 from meshwright.model_specs.huggingface import model_from_huggingface
+from meshwright.planner.runs.launches import finetuning
 from meshwright.planner.runs.launches.fields import NestedFields, nested_fields, with_references
-from meshwright.planner.runs.launches.finetuning import (
-    END_TO_END,
-    MICRO_BATCH,
-    OTHER_STEP,
-    PACKED,
-    PADDED,
-    PART_OF_A_MODEL,
-    PLAIN,
-    STEPS,
-    TUNING,
-    adapter_targets,
-    adapters_mapping,
-    bits_of_base,
-    file_beside,
-    known_model,
-    trainers_deepspeed,
-)
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 
 # torchtune.
@@ -109,7 +93,7 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
         "precision": "fp16" if leaves.get("dtype") == "fp16" else "bf16",
         "recompute": leaves.recompute("enable_activation_checkpointing"),
         "adapters": adapters,
-        "kind": TUNING,
+        "kind": finetuning.TUNING,
     }
     if leaves.on("enable_activation_offloading"):
         if settings["recompute"] == "full":
@@ -128,7 +112,7 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
         model=model,
         local_batch=micro_batch * steps,
         unread=(*unread, *leaves.unread("torchtune")),
-        remarks=(PACKED if leaves.on("dataset.packed") else PADDED,),
+        remarks=(finetuning.PACKED if leaves.on("dataset.packed") else finetuning.PADDED,),
     )
 
 
@@ -136,12 +120,12 @@ def _tuned_loss(leaves: NestedFields, where: str) -> str:
     """The loss of a recipe. Raises InputError for steps that have no price, and for part of a model."""
     loss = str(leaves.get(_LOSS, ""))
     if not loss.startswith(("torchtune.modules.loss.", "torch.nn.")):
-        raise InputError(OTHER_STEP, where=f"{where}: {_LOSS}", value=loss)
+        raise InputError(finetuning.OTHER_STEP, where=f"{where}: {_LOSS}", value=loss)
     for name in ("teacher_model", "policy_model"):
         if leaves.has_section(name):
-            raise InputError(OTHER_STEP, where=f"{where}: {name}")
+            raise InputError(finetuning.OTHER_STEP, where=f"{where}: {name}")
     for name in ("encoder_trainable", "decoder_trainable", "fusion_trainable"):
-        leaves.refuse(PART_OF_A_MODEL, f"model.{name}")
+        leaves.refuse(finetuning.PART_OF_A_MODEL, f"model.{name}")
     return loss
 
 
@@ -161,7 +145,9 @@ def _tuned_model(built: re.Match[str] | None, path: Path) -> str | None:
     numbers, family = built["numbers"].split("_"), built["family"]
     splits = ((".".join(numbers[:end]), ".".join(numbers[end:])) for end in range(1, len(numbers)))
     names = (f"{family}{dash}{v}-{size}b" for v, size in splits for dash in ("", "-"))
-    return next((model for name in names if (model := known_model(name, path)) is not None), None)
+    return next(
+        (model for name in names if (model := finetuning.known_model(name, path)) is not None), None
+    )
 
 
 def _tuned_adapters(
@@ -177,12 +163,12 @@ def _tuned_adapters(
     said = [_OUTPUT.get(name, name) for name in modules]
     said += _MLP if of_mlp else ()
     named = "model.lora_attn_modules"
-    targets, unread = adapter_targets({named: said}, named, where)
+    targets, unread = finetuning.adapter_targets({named: said}, named, where)
     narrow = "qlora_" in builder or leaves.on("model.quantize_base")
     decomposed = leaves.on("model.use_dora")
     method = adapter_method(4 if narrow else 16, decomposed=decomposed)
     rank, dropout = leaves.count("model.lora_rank"), leaves.get("model.lora_dropout")
-    return adapters_mapping(method, rank, targets, dropout), unread
+    return finetuning.adapters_mapping(method, rank, targets, dropout), unread
 
 
 # nanotron.
@@ -308,7 +294,7 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path) -> LaunchRun:
     kernel = str(leaves.get("flash_attn", "sdpa"))
     check_choice(kernel, _V1_KERNELS, f"{where}: flash_attn", "is no kernel with a price")
     run = _v1_sharding(leaves, path, micro_batch)
-    model = known_model(leaves.get(_TUNED_MODEL), path)
+    model = finetuning.known_model(leaves.get(_TUNED_MODEL), path)
     adapters, unread = _v1_adapters(leaves, where)
     # Weights are kept at 32 bits, and products run at 16 unless bf16 is off.
     if not leaves.on("bf16", default=True):
@@ -318,7 +304,7 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path) -> LaunchRun:
         "precision": "bf16",
         "attention_kernel": _V1_KERNELS[kernel],
         "adapters": adapters,
-        "kind": TUNING,
+        "kind": finetuning.TUNING,
         "micro_batch": micro_batch,
         "recompute": leaves.recompute("enable_activation_checkpointing", default=True),
     }
@@ -336,7 +322,7 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path) -> LaunchRun:
         model=model,
         local_batch=micro_batch,
         unread=(*run.unread, *unread, *leaves.unread("llamafactory-v1")),
-        remarks=(PADDED if batching == "normal" else END_TO_END, BY_COMMAND),
+        remarks=(finetuning.PADDED if batching == "normal" else finetuning.END_TO_END, BY_COMMAND),
     )
 
 
@@ -344,11 +330,11 @@ def _v1_sharding(leaves: NestedFields, path: Path, micro_batch: int) -> LaunchRu
     name = leaves.get(f"{_DISTRIBUTED}.name")
     if name == DEEPSPEED.name:
         field = f"{_DISTRIBUTED}.config_file"
-        file = file_beside(leaves.get(field), path, field)
-        of_trainer = {MICRO_BATCH: micro_batch, STEPS: 1}
-        return trainers_deepspeed(file, of_trainer, str(file))
+        file = finetuning.file_beside(leaves.get(field), path, field)
+        of_trainer = {finetuning.MICRO_BATCH: micro_batch, finetuning.STEPS: 1}
+        return finetuning.trainers_deepspeed(file, of_trainer, str(file))
     if name is None:
-        return PLAIN
+        return finetuning.PLAIN
     check_choice(name, (FSDP2.name, DEEPSPEED.name), f"{path}: {_DISTRIBUTED}.name", "has no price")
     reshards, offloads = (
         f"{_DISTRIBUTED}.{switch}" for switch in ("reshard_after_forward", "offload_params")
@@ -361,12 +347,12 @@ def _v1_sharding(leaves: NestedFields, path: Path, micro_batch: int) -> LaunchRu
 def _v1_adapters(leaves: NestedFields, where: str) -> tuple[dict[str, Any] | None, list[str]]:
     name, bits, by = leaves.get(f"{_PEFT}.name"), *(f"{_QUANTISED}.{each}" for each in _WEIGHTS)
     said = leaves.get(bits), leaves.get(by)
-    width = bits_of_base(leaves.values, bits, by, where)
+    width = finetuning.bits_of_base(leaves.values, bits, by, where)
     width = 4 if width == 16 and "bnb" in said else width
     if name is None:
         return None, []
     if name != "lora":
         place = f"{where}: {_PEFT}.name"
-        raise InputError(PART_OF_A_MODEL, where=place, value=name, allowed=("lora",))
+        raise InputError(finetuning.PART_OF_A_MODEL, where=place, value=name, allowed=("lora",))
     adapters, unread = leaves.lora(leaves.count(f"{_PEFT}.r", 8), f"{_PEFT}.target_modules")
     return adapters | {"method": adapter_method(width)}, unread

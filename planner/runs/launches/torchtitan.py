@@ -130,6 +130,13 @@ def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
 
     A configuration of torchtitan's own sets what no flag says. Raises InputError for a value of the wrong
     kind.
+
+    Parameters
+    ----------
+    command_line
+        With torchtitan's flags.
+    folder
+        Of the script, in which a registry module of ours may lie.
     """
     line = command_line.with_dashes()
     config = named_config(line.text(TORCHTITAN_ARGUMENTS["configuration"].flag) or "")
@@ -320,7 +327,15 @@ def is_toml(text: str) -> bool:
 
 
 def toml_document(text: str, where: str) -> dict[str, Any]:
-    """The sections of a TOML file. Raises InputError where it cannot be read."""
+    """The sections of a TOML file. Raises InputError where it cannot be read.
+
+    Parameters
+    ----------
+    text
+        Of the file.
+    where
+        The file's name, for messages.
+    """
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -367,6 +382,15 @@ def from_toml(
     """The run of a TOML file's sections, under the flags of a script that names it.
 
     Raises InputError where they are of another program.
+
+    Parameters
+    ----------
+    document
+        Of the TOML file.
+    path
+        Of the file.
+    script
+        That names it, whose flags win; None where there is none.
     """
     where = str(path)
     model, degrees = document.get("model"), document.get("parallelism")

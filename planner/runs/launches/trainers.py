@@ -27,7 +27,7 @@ from meshwright.frameworks.megatron import (
     SWIFT_EXTRAS,
     SWIFT_SWITCHES,
 )
-from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
+from meshwright.model_specs.adapters import ALL_LINEAR
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import CommandLine, trains_a_part
@@ -51,7 +51,7 @@ from meshwright.planner.runs.launches.finetuning import (
     STEPS,
     TUNING,
     adapter_targets,
-    adapters_mapping,
+    adapters_of,
     bits_of_base,
     file_beside,
     from_accelerate,
@@ -68,7 +68,6 @@ from meshwright.planner.runs.launches.finetuning import (
     remarks_on_experts,
     sharded,
     trainers_deepspeed,
-    unread_dropout,
     with_synced_batches,
 )
 from meshwright.planner.runs.launches.launch_run import (
@@ -313,7 +312,7 @@ def from_trainer(
         gpus = _processes(section_of(fields, _SWIFT_VARIABLES, str(path)), path)
     run = _from_fields(fields, dialect, path, gpus=gpus, kind=kind)
     if stage is None and gpus is None and run.settings["framework"] == PYTORCH.name:
-        return replace(run, remarks=(*run.remarks, UNSHARDED))
+        return run.with_more(remarks=[UNSHARDED])
     return run
 
 
@@ -369,13 +368,12 @@ def _from_fields(
     if trained and adapters is None:
         what = "training of other adapters, or of part of a model, has no price yet"
         raise InputError(what, where=f"{where}: {trained[0]}", value=fields[trained[0]])
-    return replace(
-        run,
-        settings=run.settings | settings,
+    return run.with_more(
+        settings,
+        unread=unread,
+        remarks=[_laid_out(fields, dialect), *remarks],
         model=model,
         local_batch=micro_batch * steps,
-        unread=(*run.unread, *unread),
-        remarks=(*run.remarks, _laid_out(fields, dialect), *remarks),
         images=_images(fields, dialect, adapters),
     )
 
@@ -579,16 +577,16 @@ def _accelerated(document: dict[str, Any], path: Path, of_trainer: dict[str, Any
     plugin = document.get(_BY_DEEPSPEED)
     if isinstance(plugin, dict):
         run = _by_plugin(plugin, path, of_trainer)
-    settings = dict(run.settings)
+    settings: dict[str, Any] = {}
     gpus = whole_number(document, "num_processes", where)
     if gpus is not None:
-        settings["dp"] = gpus // int(settings.get("tp", 1))
+        settings["dp"] = gpus // int(run.settings.get("tp", 1))
     if document.get("mixed_precision") in ("bf16", "fp16"):
         settings["precision"] = document["mixed_precision"]
     unread = unread_keys(
         document, "accelerate", ("num_processes", "mixed_precision", _BY_DEEPSPEED)
     )
-    return replace(run, settings=settings, unread=(*run.unread, *unread))
+    return run.with_more(settings, unread=unread)
 
 
 def _by_plugin(plugin: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -> LaunchRun:
@@ -604,8 +602,7 @@ def _by_plugin(plugin: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -
             zero[name] = {"device": device}
     run = trainers_deepspeed({"zero_optimization": zero}, of_trainer, where)
     read = ("zero_stage", *(f"{name}_device" for name in _DEVICES), STEPS)
-    unread = unread_keys(plugin, "accelerate", read, _BY_DEEPSPEED)
-    return replace(run, unread=(*run.unread, *unread))
+    return run.with_more(unread=unread_keys(plugin, "accelerate", read, _BY_DEEPSPEED))
 
 
 # Adapters.
@@ -635,11 +632,10 @@ def _adapters(
     if not dialect.is_swift and bits == 4 and not fields.get(_NESTED):
         unread.append(_NESTED)
     remarks += remarks_on_experts(model, targets)
-    decomposed = fields.get(_DECOMPOSES) is True
-    unread += unread_dropout(fields, decomposed=decomposed, default=dialect.dropout)
-    method = adapter_method(bits, decomposed=decomposed)
-    dropout = fields.get(_DROPOUT, dialect.dropout)
-    return adapters_mapping(method, rank, targets, dropout), remarks, unread
+    adapters, of_dropout = adapters_of(
+        fields, _DECOMPOSES, bits, rank, targets, usual_dropout=dialect.dropout
+    )
+    return adapters, remarks, [*unread, *of_dropout]
 
 
 def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -> bool:
@@ -715,6 +711,13 @@ def swift_fields(command: SwiftCommand, path: Path) -> dict[str, Any]:
     """Flags of a training command of ms-swift by their names, behind those of the file that it names first.
 
     Raises InputError where that file is not there, or is no mapping.
+
+    Parameters
+    ----------
+    command
+        By `swift_command`.
+    path
+        Of the script, beside which the file may lie.
     """
     named = recipe_named(command.line)
     of_file = (

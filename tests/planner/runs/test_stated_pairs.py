@@ -23,7 +23,7 @@ from meshwright.planner.runs.stated_pairs import (
     UnpricedPair,
     is_pair_list,
     read_pairs,
-    source_facts,
+    source_words,
 )
 from meshwright.planner.runs.validation import (
     MeasuredStep,
@@ -196,7 +196,7 @@ def test_a_note_says_what_both_sides_recompute(tmp_path: Path) -> None:
 def test_every_fact_is_of_a_published_pair() -> None:
     rows = yaml.safe_load(PUBLISHED.read_text())
     entries = [StatedPairDoc.model_validate(row) for row in rows]
-    unused = [fact for fact in source_facts() if not any(map(fact.is_of, entries))]
+    unused = [fact for fact in source_words().facts if not any(map(fact.is_of, entries))]
     assert not unused
 
 
