@@ -71,6 +71,7 @@ def test_the_sources_that_other_calculators_are_judged_by(
         ("olmo_core", 6, 6.0),
         ("tinyllama", 1, 8.0),
         ("torchao_float8", 6, 6.0),
+        ("torchtitan_405b", 6, 11.5),
         ("vocab_parallel", 12, 8.5),
         ("xtuner_h800", 6, 19.5),
         ("zero_bubble", 36, 4.0),

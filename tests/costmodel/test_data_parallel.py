@@ -307,3 +307,24 @@ def test_fsdp2_copies_what_it_gathers_and_reduces_on_the_stream_of_its_passes() 
     alone = context(Layout(dp=8, num_micro_batches=4, zero_stage=3, shard_groups=8), "torchtitan")
     unsharded = data_parallel_traffic(alone, parameters, 0.0)
     assert np.all(np.asarray(unsharded.tail_s) == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("stack", "layout", "of_parameter"),
+    [
+        # Accelerate: two gathers (4 B) of each micro-batch, one copy of 16-bit gradients (4), three sums (6).
+        ("fsdp2", Layout(dp=8, num_micro_batches=4, zero_stage=3), 4 * 8.0 + 4.0 + 3 * 6.0),
+        # torchtitan in a pipeline: one gather, one copy into 32 bits (6), three sums there (10).
+        ("torchtitan", Layout(dp=4, pp=2, num_micro_batches=4, zero_stage=2), 4.0 + 6.0 + 3 * 10.0),
+    ],
+)
+def test_gradients_that_are_not_reduced_yet_are_added_to_whole_sums(
+    stack: str, layout: Layout, of_parameter: float
+) -> None:
+    c = context(layout, stack)
+    framework = replace(c.constants.framework, copies_shards=False)
+    views = replace(c, constants=replace(c.constants, framework=framework))
+    with_copies, without = (
+        np.asarray(data_parallel_traffic(x, 1e9, 0.0).seconds) for x in (c, views)
+    )
+    assert with_copies - without == pytest.approx(of_parameter * 1e9 / c.rates.hbm_bytes_per_s)
