@@ -427,11 +427,13 @@ class MemoryFit:
         schedule, vpp = int(self.layout.schedule), int(self.layout.vpp)
         if each is None or not each.layers or vpp > 1 or schedule != Schedule.ONE_F_ONE_B:
             return None
-        layers_s, behind_s = (
-            tuple(own for own, _ in self._order([(x, 0.0) for x in each.layers], behind=behind))
-            for behind in (False, True)
+        kinds_of_ranks = each.of_ranks or [each.layers] * int(self.layout.pp)
+        of_ranks = tuple(
+            tuple(own for own, _ in self._order([(x, 0.0) for x in kinds], behind=rank > 0))
+            for rank, kinds in enumerate(kinds_of_ranks)
         )
-        return each._replace(layers=layers_s, behind=behind_s)
+        differ = len(set(of_ranks)) > 1
+        return each._replace(layers=of_ranks[0], of_ranks=of_ranks if differ else ())
 
     def _orders(
         self,
