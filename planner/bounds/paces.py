@@ -1229,6 +1229,50 @@ def _in_order_and_rooms_s(
     return busiest_s
 
 
+def busiest_by_place_s(
+    workload: Workload, layout: Layout, times: KindTimes, limit_gib: float
+) -> FloatArray:
+    """The slowest of ranks that hold one part each, at the least, where each stage has times of its own.
+
+    Parameters
+    ----------
+    workload
+        On the layout's GPUs.
+    layout
+        Shape [1], of one virtual stage a rank.
+    times
+        On each stage, under each of n mappings: arrays [n * pp].
+    limit_gib
+        What the peak on one GPU may reach.
+
+    Returns
+    -------
+    FloatArray
+        Seconds for one micro-batch, [n], for any number of recomputed layers.
+    """
+    model, ranks = workload.model, int(np.asarray(layout.pp).item())
+    layers = model.unlike_layers or (
+        *("dense",) * model.dense_layers,
+        *("moe",) * model.moe_layers,
+    )
+    kinds_s = np.stack([np.asarray(kind.seconds) for kind in times.layers], axis=-1)
+    before_s = (kinds_s @ counts_in_order(layers)).reshape(-1, ranks, len(layers) + 1)
+    ends = (times.embedding.seconds, last_rank_s(times, model.mtp_layers))
+    first_s, last_s = (
+        np.broadcast_to(np.asarray(each), kinds_s.shape[:1]).reshape(-1, ranks)[:, at]
+        for each, at in zip(ends, (0, -1), strict=True)
+    )
+    rooms, leading = None, 0 if model.unlike_layers else _leading(workload)
+    if not int(np.asarray(layout.recompute).item()) & int(Recompute.FULL):
+        _, most = _rooms(workload, layout, limit_gib, np.array([leading > 0]))
+        # Of unlike layers the leading ones may lie on any rank.
+        held = np.minimum(most[:, :ranks] + _leading(workload) - leading, model.layers)
+        rooms = np.repeat(held, len(before_s), axis=0)
+    return least_busiest_in_order_s(
+        before_s, first_s, last_s, ranks, rooms=rooms, leading=leading, begins=model.stage_begins
+    )
+
+
 def _mean_of_ranks_s(context: Context, times: KindTimes, recomputed: IntArray) -> FloatArray:
     """What the ranks work in the mean, with so many layers of each virtual stage recomputed, [n]."""
     chunks = np.asarray(context.layout.pp) * context.layout.vpp
