@@ -147,7 +147,9 @@ class PlacedLayouts:
         if times.mtp is not None:
             last_s += modules * self._at(times.mtp.backward_s, row)
         by_stage = () if times.by_stage is None else times.by_stage.unlike
-        of_ranks = zip(*(np.asarray(kind.backward_s)[row].tolist() for kind in by_stage), strict=True)
+        of_ranks = zip(
+            *(np.asarray(kind.backward_s)[row].tolist() for kind in by_stage), strict=True
+        )
         return BackwardSeconds(
             self._at(times.embedding.backward_s, row),
             last_s,

@@ -580,9 +580,9 @@ class MappedPricing(CostModelPricing):
         """Bounds of these profiles, with several virtual stages no matter which stage is which."""
         profiles, bound_s = space.profiles, np.full(len(space.excluded), inf)
         if int(layout.vpp) == 1:
-            rows = np.flatnonzero(~space.excluded)
-            own = [_Rows(placement=profiles.rows(rows), apart=profiles.apart)]
-            (bound_s[rows],) = profile_bounds(
+            possible = np.flatnonzero(~space.excluded)
+            own = [_Rows(placement=profiles.rows(possible), apart=profiles.apart)]
+            (bound_s[possible],) = profile_bounds(
                 self._workload, _array_of(layout), own, self._limit_gib, in_order=True
             )
             return bound_s
