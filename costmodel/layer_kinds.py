@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -392,6 +393,19 @@ class KindTimes:
         if self.by_stage is None:
             return self
         return self.by_stage._mapped(lambda seconds: seconds.min(axis=-1))
+
+    def with_own_ends(self) -> KindTimes:
+        """The token table as on the first stage, head and MTP modules as on the last one.
+
+        Returns
+        -------
+        KindTimes
+            Themselves where stages are alike.
+        """
+        if self.by_stage is None:
+            return self
+        first, last = (self.by_stage._mapped(itemgetter((..., at))) for at in (0, -1))
+        return replace(self, embedding=first.embedding, head=last.head, mtp=last.mtp)
 
     def with_one_stage(self) -> KindTimes:
         """The times with an axis of one stage.

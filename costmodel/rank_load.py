@@ -552,6 +552,7 @@ def least_busiest_in_order_s(
     ranks: int,
     *,
     rooms: NDArray[np.float64] | None = None,
+    leading: int = 0,
     again_s: NDArray[np.float64] | None = None,
     begins: tuple[int, ...] = (),
 ) -> NDArray[np.float64]:
@@ -563,15 +564,17 @@ def least_busiest_in_order_s(
 
     Parameters
     ----------
-    before_s : array of float, shape [n, places]
+    before_s : array of float, shape [n, places] or [n, ranks, places]
         Seconds of the layers in front of each place between them, from 0 for the begin of the sequence to
-        those of all layers at its end.
+        those of all layers at its end; on each rank where these differ.
     first_s, last_s : array of float, shape [n]
         What the first and the last rank run besides, seconds, at least 0.
     ranks : int
         At least 1.
     rooms : array of float, shape [n, ranks], optional
         By how many places the part of each rank may reach, at least 0; without a limit by default.
+    leading : int
+        Places at the begin of the sequence that take none of a rank's room.
     again_s : array of float, shape [n, places], optional
         What a part that begins at each place computes again, seconds, at least 0; nothing by default.
     begins : tuple of int, optional
@@ -582,24 +585,29 @@ def least_busiest_in_order_s(
     array of float, shape [n]
         Seconds, never above those of the busiest rank of any partition.
     """
-    total_s = before_s[:, -1] + first_s + last_s
-    end = before_s.shape[1] - 1
+    end = before_s.shape[-1] - 1
     cuts = np.array([*begins, end] if begins else range(end + 1))
-    longest_s = np.max(np.diff(before_s[:, cuts], axis=1), axis=1)
-    low = np.maximum(total_s / ranks, longest_s) * (1 - 1e-12)
-    high = low + longest_s + np.maximum(first_s, last_s)
+    is_by_rank = before_s.ndim == 3
+    parts_s = np.diff(before_s[..., cuts], axis=-1)
+    least_s, most_s = (
+        (parts_s.min(axis=1), parts_s.max(axis=1)) if is_by_rank else (parts_s, parts_s)
+    )
+    total_s = most_s.sum(axis=-1) + first_s + last_s
+    low = np.maximum((least_s.sum(axis=-1) + first_s + last_s) / ranks, least_s.max(axis=-1))
+    low = low * (1 - 1e-12)
+    high = low + most_s.max(axis=-1) + np.maximum(first_s, last_s)
     from_s = before_s
     if again_s is not None:
         # A part that begins later may compute less again, and reach further: it counts as if it began there.
         from_s = np.maximum.accumulate(before_s - again_s, axis=1)
         high = high + np.max(again_s, axis=1)
     reaches = None if rooms is None else rooms.astype(np.int64)
-    if rooms is not None or again_s is not None:
+    if rooms is not None or again_s is not None or is_by_rank:
         placed = _placed_in_order(
-            (before_s, from_s), high, (first_s, last_s), ranks, reaches, cuts=cuts
+            (before_s, from_s), high, (first_s, last_s), ranks, reaches, cuts=cuts, leading=leading
         )
-        most_s = total_s if again_s is None else total_s + np.max(again_s, axis=1)
-        low, high = np.where(placed, low, high), np.where(placed, high, np.maximum(most_s, high))
+        all_s = total_s if again_s is None else total_s + np.max(again_s, axis=1)
+        low, high = np.where(placed, low, high), np.where(placed, high, np.maximum(all_s, high))
     tried = max(_TOGETHER // max(len(low), 1), 1)
     share = np.arange(tried + 2) / (tried + 1)
     every = np.repeat(np.arange(len(low)), tried)
@@ -612,6 +620,7 @@ def least_busiest_in_order_s(
             ranks,
             None if reaches is None else reaches[every],
             cuts=cuts,
+            leading=leading,
         )
         at = np.sum(~placed.reshape(len(low), tried), axis=1)[:, None]
         low = np.take_along_axis(limits, at, axis=1)[:, 0]
@@ -627,6 +636,7 @@ def _placed_in_order(
     rooms: NDArray[np.int64] | None,
     *,
     cuts: NDArray[np.int64],
+    leading: int,
 ) -> NDArray[np.bool_]:
     """Whether ranks that each take as many layers as a limit of seconds allows take all of them, [n].
 
@@ -639,16 +649,19 @@ def _placed_in_order(
     place, holds = np.zeros(len(rows), dtype=np.int64), first_s <= limit_s
     limit_s = limit_s * (1 + 1e-12)
     for rank in range(ranks):
-        until_s = from_s[rows, place] + limit_s
+        own_s, from_own_s = (
+            each[:, rank] if each.ndim == 3 else each for each in (before_s, from_s)
+        )
+        until_s = from_own_s[rows, place] + limit_s
         if rank == 0:
             until_s = until_s - first_s
         if rank == ranks - 1:
             until_s, holds = until_s - last_s, holds & (last_s <= limit_s)
-        reach = np.count_nonzero(before_s <= until_s[:, None], axis=1) - 1
+        reach = np.count_nonzero(own_s <= until_s[:, None], axis=1) - 1
         if rooms is not None:
-            reach = np.minimum(reach, place + rooms[:, rank])
+            reach = np.minimum(reach, np.maximum(place, leading) + rooms[:, rank])
         place = cut_at[np.maximum(reach, place)]
-    return np.asarray(holds & (place == before_s.shape[1] - 1))
+    return np.asarray(holds & (place == before_s.shape[-1] - 1))
 
 
 def least_way_in_order_s(

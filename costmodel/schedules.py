@@ -214,10 +214,9 @@ def traits(schedule: int) -> Traits:
 def prices_stages_apart(layout: Layout) -> bool:
     """Whether stages may have layer times of their own, each by where its own expert groups lie.
 
-    Only of ranks in step with several virtual stages. Elsewhere the stage that reaches least far prices all
-    of them: schedules that run gradients of weights apart fill bubbles by what an average layer takes, a
-    DualPipe rank works for two stages, and with one virtual stage each there are too many splits to price
-    every way in which stages lie.
+    Of ranks in step, 1F1B with one virtual stage each among them. Elsewhere the stage that reaches least far
+    prices all of them: schedules that run gradients of weights apart fill bubbles by what an average layer
+    takes, a DualPipe rank works for two stages, and GPipe keeps no step.
 
     Parameters
     ----------
@@ -229,8 +228,8 @@ def prices_stages_apart(layout: Layout) -> bool:
     bool
     """
     shape = traits(int(layout.schedule))
-    in_step = int(layout.vpp) > 1 and shape.in_step
-    return int(layout.pp) > 1 and int(layout.ep) > 1 and in_step and not shape.splits_backward
+    in_step = shape.in_step and not shape.splits_backward
+    return int(layout.pp) > 1 and int(layout.ep) > 1 and in_step
 
 
 def has_trait(schedule: Ints, trait: str) -> NDArray[np.bool_]:

@@ -107,7 +107,8 @@ class PlacedLayouts:
     @cached_property
     def costs(self) -> FloatArray:
         """Columns of `LayerCosts`, then what layers take on each stage where stages differ, [columns, r]."""
-        size, costs = (len(self.context.placement.tp),), costs_of_times(self.context, self.times)
+        size = (len(self.context.placement.tp),)
+        costs = costs_of_times(self.context, self.times.with_own_ends())
         columns = [np.broadcast_to(np.asarray(column), size) for column in vars(costs).values()]
         if self.times.by_stage is not None:
             for kind in self.times.by_stage.layers:
@@ -141,14 +142,19 @@ class PlacedLayouts:
 
     def backward_s(self, row: int) -> BackwardSeconds:
         """What backward passes of each kind of unlike layers, and of the ends, take in a row."""
-        times, modules = self.times, self.context.workload.model.mtp_layers
+        times, modules = self.times.with_own_ends(), self.context.workload.model.mtp_layers
         last_s = self._at(times.head.backward_s, row)
         if times.mtp is not None:
             last_s += modules * self._at(times.mtp.backward_s, row)
+        by_stage = () if times.by_stage is None else times.by_stage.unlike
+        of_ranks = zip(
+            *(np.asarray(kind.backward_s)[row].tolist() for kind in by_stage), strict=True
+        )
         return BackwardSeconds(
             self._at(times.embedding.backward_s, row),
             last_s,
             tuple(self._at(kind.backward_s, row) for kind in times.unlike),
+            tuple(of_ranks),
         )
 
     def _at(self, seconds: Floats, row: int) -> float:

@@ -56,8 +56,8 @@ class BackwardSeconds(NamedTuple):
     last_s: float
     layers: tuple[float, ...]
     """In order."""
-    behind: tuple[float, ...] = ()
-    """On ranks behind the first."""
+    of_ranks: tuple[tuple[float, ...], ...] = ()
+    """The same on each rank, where these differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1083,8 +1083,12 @@ class _PlayedRanks(_OrderedRanks):
             last_s=backward.last_s,
             order=_with_seconds(costs.order, backward.layers),
             order_of_ranks=tuple(
-                _with_seconds(order, backward.behind if rank else backward.layers)
-                for rank, order in enumerate(costs.order_of_ranks)
+                _with_seconds(order, layers_s)
+                for order, layers_s in zip(
+                    costs.order_of_ranks,
+                    backward.of_ranks or [backward.layers] * len(costs.order_of_ranks),
+                    strict=True,
+                )
             ),
         )
         ends = {_end_kind(costs, rank): rank for rank in range(costs.pp)}

@@ -427,11 +427,13 @@ class MemoryFit:
         schedule, vpp = int(self.layout.schedule), int(self.layout.vpp)
         if each is None or not each.layers or vpp > 1 or schedule != Schedule.ONE_F_ONE_B:
             return None
-        layers_s, behind_s = (
-            tuple(own for own, _ in self._order([(x, 0.0) for x in each.layers], behind=behind))
-            for behind in (False, True)
+        kinds_of_ranks = each.of_ranks or [each.layers] * int(self.layout.pp)
+        of_ranks = tuple(
+            tuple(own for own, _ in self._order([(x, 0.0) for x in kinds], behind=rank > 0))
+            for rank, kinds in enumerate(kinds_of_ranks)
         )
-        return each._replace(layers=layers_s, behind=behind_s)
+        differ = len(set(of_ranks)) > 1
+        return each._replace(layers=of_ranks[0], of_ranks=of_ranks if differ else ())
 
     def _orders(
         self,
@@ -1225,6 +1227,50 @@ def _in_order_and_rooms_s(
         )
         busiest_s[rows] = least_s[back]
     return busiest_s
+
+
+def busiest_by_place_s(
+    workload: Workload, layout: Layout, times: KindTimes, limit_gib: float
+) -> FloatArray:
+    """The slowest of ranks that hold one part each, at the least, where each stage has times of its own.
+
+    Parameters
+    ----------
+    workload
+        On the layout's GPUs.
+    layout
+        Shape [1], of one virtual stage a rank.
+    times
+        On each stage, under each of n mappings: arrays [n * pp].
+    limit_gib
+        What the peak on one GPU may reach.
+
+    Returns
+    -------
+    FloatArray
+        Seconds for one micro-batch, [n], for any number of recomputed layers.
+    """
+    model, ranks = workload.model, int(np.asarray(layout.pp).item())
+    layers = model.unlike_layers or (
+        *("dense",) * model.dense_layers,
+        *("moe",) * model.moe_layers,
+    )
+    kinds_s = np.stack([np.asarray(kind.seconds) for kind in times.layers], axis=-1)
+    before_s = (kinds_s @ counts_in_order(layers)).reshape(-1, ranks, len(layers) + 1)
+    ends = (times.embedding.seconds, last_rank_s(times, model.mtp_layers))
+    first_s, last_s = (
+        np.broadcast_to(np.asarray(each), kinds_s.shape[:1]).reshape(-1, ranks)[:, at]
+        for each, at in zip(ends, (0, -1), strict=True)
+    )
+    rooms, leading = None, 0 if model.unlike_layers else _leading(workload)
+    if not int(np.asarray(layout.recompute).item()) & int(Recompute.FULL):
+        _, most = _rooms(workload, layout, limit_gib, np.array([leading > 0]))
+        # Of unlike layers the leading ones may lie on any rank.
+        held = np.minimum(most[:, :ranks] + _leading(workload) - leading, model.layers)
+        rooms = np.repeat(held, len(before_s), axis=0)
+    return least_busiest_in_order_s(
+        before_s, first_s, last_s, ranks, rooms=rooms, leading=leading, begins=model.stage_begins
+    )
 
 
 def _mean_of_ranks_s(context: Context, times: KindTimes, recomputed: IntArray) -> FloatArray:

@@ -594,8 +594,15 @@ class MappedPricing(CostModelPricing):
         return self._exact_by_stage(self._by_stage(space, layout), layout, least_s, cutoff_s)
 
     def _bounded_by_stage(self, space: _MappingSpace, layout: Layout) -> FloatArray:
-        """Bounds of these profiles, no matter which stage is which."""
+        """Bounds of these profiles, with several virtual stages no matter which stage is which."""
         profiles, bound_s = space.profiles, np.full(len(space.excluded), inf)
+        if int(layout.vpp) == 1:
+            possible = np.flatnonzero(~space.excluded)
+            own = [_Rows(placement=profiles.rows(possible), apart=profiles.apart)]
+            (bound_s[possible],) = profile_bounds(
+                self._workload, _array_of(layout), own, self._limit_gib, in_order=True
+            )
+            return bound_s
         of_need: dict[Need, list[int]] = {}
         for row in np.flatnonzero(~space.excluded).tolist():
             of_need.setdefault(profiles.needs[row], []).append(row)

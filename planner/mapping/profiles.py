@@ -31,7 +31,7 @@ from meshwright.planner.bounds.mappings import (
     shared_traffic,
     useful_groups,
 )
-from meshwright.planner.bounds.paces import busiest_in_rooms_s
+from meshwright.planner.bounds.paces import busiest_by_place_s, busiest_in_rooms_s
 from meshwright.planner.mapping.effective import (
     Reach,
     free_gpus,
@@ -523,6 +523,7 @@ def profile_bounds(
     numbers_of_groups: Sequence[int] = (),
     *,
     or_less: bool = False,
+    in_order: bool = False,
 ) -> list[FloatArray]:
     """`optimistic_step` of layouts under each of their profiles.
 
@@ -541,6 +542,9 @@ def profile_bounds(
     or_less
         Whether a placement also stands for all that reach less far in some group. Where an outer level is
         faster than an inner one, these may be the faster ones (`best_beyond`).
+    in_order
+        Whether stages that lie unlike each other stand as they are, so that ranks with one virtual stage each
+        are bounded one by one; else any may be the first or the last. Of one layout.
 
     Returns
     -------
@@ -559,7 +563,9 @@ def profile_bounds(
             context = _context(workload.on(own_gpus), layouts, profiles, part)
             if or_less:
                 context = replace(context, links=best_beyond(context.links))
-            stages = _Stages.of(context, [profiles[row].placement for row in part])
+            placed = [profiles[row].placement for row in part]
+            ordered = layouts.take(part) if in_order else None
+            stages = _Stages.of(context, placed, ordered, limit_gib)
             seconds = _seconds(context, layouts.take(part), counts, limit_gib, stages)
             if 1 in numbers_of_groups:
                 apart = np.repeat([profiles[row].apart for row in part], counts)
@@ -606,8 +612,17 @@ class _Stages(NamedTuple):
     """Where they differ: the least that the busiest takes for a micro-batch, over all splits."""
 
     @classmethod
-    def of(cls, context: Context, placed: Sequence[Placement]) -> _Stages | None:
-        """None where all stages lie alike under all profiles of some layouts."""
+    def of(
+        cls,
+        context: Context,
+        placed: Sequence[Placement],
+        ordered: Layout | None,
+        limit_gib: float,
+    ) -> _Stages | None:
+        """None where all stages lie alike under all profiles of some layouts.
+
+        The stages of one that is `ordered` stand as they are.
+        """
         if not any(isinstance(placement, StagedPlacement) for placement in placed):
             return None
         every = [
@@ -624,14 +639,13 @@ class _Stages(NamedTuple):
         assert times is not None
         starts = np.cumsum(counts) - counts
         best = times.least_of_runs(starts)
-        slower = np.minimum.reduce(
-            [
-                kind.seconds / np.asarray(least.seconds)[owner]
-                for kind, least in zip(times.layers, best.layers, strict=True)
-            ]
-        )
+        ratios = [
+            kind.seconds / np.asarray(least.seconds)[owner]
+            for kind, least in zip(times.layers, best.layers, strict=True)
+        ]
+        slower, model = np.minimum.reduce(ratios), context.workload.model
         slowest = np.maximum.reduceat(slower, starts)
-        model, differ = context.workload.model, slowest > 1.0
+        differ = np.maximum.reduceat(np.maximum.reduce(ratios), starts) > 1.0
         layers_s = np.zeros(len(counts))
         for kind, number in ((best.dense, model.dense_layers), (best.moe, model.moe_layers)):
             layers_s = layers_s + (0.0 if kind is None else number * np.asarray(kind.seconds))
@@ -642,6 +656,9 @@ class _Stages(NamedTuple):
         if not times.unlike:
             dealt = _WholeLayers.of(times, model, starts)
             busiest_s = np.maximum(busiest_s, dealt.least_busiest_s(busiest_s))
+        if ordered is not None and np.all(np.asarray(ordered.vpp) == 1):
+            placed_s = busiest_by_place_s(context.workload, ordered, times, limit_gib)
+            busiest_s = np.maximum(busiest_s, placed_s * (1 - BOUND_ROUNDING))
         return cls(best, differ, np.where(differ, busiest_s, 0.0))
 
 

@@ -267,7 +267,7 @@ def test_the_split_that_is_played_is_the_best_of_all_partitions() -> None:
                 0.5 * first,
                 0.7 * last,
                 (*on_first, *backward[ahead:]),
-                tuple(backward) if ahead else (),
+                ((*on_first, *backward[ahead:]), *[tuple(backward)] * (pp - 1)) if ahead else (),
             ),
         )
         room = [chance.randint(1, layers) for _ in range(pp)]
@@ -295,9 +295,13 @@ def test_the_split_that_is_played_is_the_best_of_all_partitions() -> None:
 def _simulated_s(costs: SplitCosts, sizes: list[int]) -> float:
     """Of a partition, its flushes one after the other."""
     assert costs.backward is not None
-    ends, both, backward = [0, *itertools.accumulate(sizes)], _ranks_s(costs, sizes), []
+    ends, both, backward = [0, *itertools.accumulate(sizes)], _ranks_s(costs, sizes), list[float]()
     for begin, end in itertools.pairwise(ends):
-        own = costs.backward.behind if begin and costs.backward.behind else costs.backward.layers
+        own = (
+            costs.backward.of_ranks[len(backward)]
+            if costs.backward.of_ranks
+            else costs.backward.layers
+        )
         extra = sum(again for _, again in costs.order[begin:end][: costs.recompute_layers])
         backward.append(sum(own[begin:end]) + extra)
     backward[0] += costs.backward.first_s

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations, pairwise
 from math import inf
 
 import numpy as np
 import pytest
 
 from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSpec
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
+from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement, StagedPlacement
 from meshwright.costmodel.rank_load import chunk_passes
 from meshwright.costmodel.recount import recounted_placement
+from meshwright.costmodel.simulator import simulate
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import load_catalog_model
@@ -24,6 +29,7 @@ from meshwright.planner.mapping.slots import ranks_of
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.plan_request import PlanRequest
+from tests.attack.own_places import placement_of_ranks
 from tests.planner.mapping.irregular import assignments, legal_layouts, random_request
 
 
@@ -184,3 +190,128 @@ def test_a_staged_step_is_the_sum_of_its_stages_and_of_its_passes() -> None:
     assert pipeline_s == pytest.approx((m - 1) * max(seconds) + sum(seconds), rel=1e-12)
     passes = chunk_passes(context, stages)
     assert passes.forward_s.sum() + passes.backward_s.sum() == pytest.approx(sum(seconds))
+
+
+# One virtual stage each: every assignment under every partition of the layers.
+
+
+ONE_EACH = ("moonlight-16b-a3b", "olmoe-1b-7b", "gpt-oss-20b")
+"""Dense layers ahead of those with experts, layers alike, windows in turn with full attention."""
+Members = tuple[tuple[int, ...], ...]
+
+
+def one_each_request(number: int) -> PlanRequest:
+    """Expert groups over two nodes on leaves that cut some of them, behind thin links; a stage on two."""
+    chance = np.random.default_rng(number)
+    leaves = [(3, 1), (3, 2, 1), (2, 1, 1), (5, 1), (3, 1, 1, 1)][number % 5]
+    request = uneven_request(number)
+    over = float(chance.choice([4, 16, 64]))
+    levels = tuple(
+        level.model_copy(update={"oversubscription": over}) if level.name != "leaf" else level
+        for level in request.cluster.levels
+    )
+    nodes = tuple(
+        NodeSpec(name=f"n{leaf}-{at}", leaf=f"leaf-{leaf}", pod="pod-0")
+        for leaf, count in enumerate(leaves)
+        for at in range(count)
+    )
+    cluster = request.cluster.model_copy(
+        update={"levels": levels, "nodes": nodes, "gpus": 8 * len(nodes)}
+    )
+    pp = len(nodes) // 2
+    recompute = str(chance.choice(["none", "none", "full"]))
+    return replace(
+        request,
+        model=load_catalog_model(ONE_EACH[number % 3]),
+        cluster=cluster,
+        gpus=cluster.gpus,
+        global_batch=4 * int(chance.choice([max(pp - 1, 1), pp, 2 * pp, 4 * pp])),
+        pins={**request.pins, "pp": pp, "vpp": 1, "recompute": recompute},
+    )
+
+
+def own_placement(cluster: ClusterSpec, layout: Layout, ranks: list[tuple[int, int]]) -> Placement:
+    """Counted rank by rank, expert groups stage by stage where they lie unlike each other."""
+    plain = placement_of_ranks(cluster, len(ranks), layout, ranks)
+    in_leaf = own_members(cluster, layout, ranks)
+    of_stages = np.repeat(plain.ep[None], len(in_leaf), axis=0)
+    of_stages[:, 1] = np.maximum(in_leaf, plain.ep[0])
+    # All leaves are in one pod.
+    of_stages[:, 2:] = int(layout.ep)
+    if np.all(of_stages == of_stages[0]):
+        return plain
+    return StagedPlacement(**vars(plain), stage_ep=of_stages)
+
+
+def partitions(workload: Workload, layout: Layout) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """All that memory holds."""
+    model, pp = workload.model, int(layout.pp)
+    for cuts in combinations((model.stage_begins or range(model.layers))[1:], pp - 1):
+        stages = tuple((end - begin,) for begin, end in pairwise([0, *cuts, model.layers]))
+        if np.max(stage_memory_gib(workload, layout, stages)) <= usable_hbm_gib(workload):
+            yield stages
+
+
+def own_pipeline_s(
+    workload: Workload, layout: Layout, placed: StagedPlacement, sizes: Sequence[int]
+) -> float:
+    """1F1B, layer by layer: as it is played where layers are unlike, else of even ranks' passes."""
+    model, begin = workload.model, 0
+    names = model.unlike_layers or ("dense",) * model.dense_layers + ("moe",) * model.moe_layers
+    number = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    forward, backward = [], []
+    for stage, size in enumerate(sizes):
+        plain = {name: m for name, m in vars(placed).items() if name not in ("ep", "stage_ep")}
+        alone = Placement(**plain, ep=placed.stage_ep[stage])
+        times = kind_times(make_context(workload, layout, alone))
+        held = [times.layers[number[name]] for name in names[begin : begin + size]]
+        held += [times.embedding] * (stage == 0) + [times.head] * (stage == len(sizes) - 1)
+        assert times.mtp is None
+        backward.append(sum(float(np.asarray(kind.backward_s)) for kind in held))
+        forward.append(sum(float(np.asarray(kind.seconds)) for kind in held) - backward[-1])
+        begin += size
+    m = int(layout.num_micro_batches)
+    if model.unlike_layers:
+        return simulate(forward, backward, pp=len(sizes), num_micro_batches=m).seconds
+    both = [f + b for f, b in zip(forward, backward, strict=True)]
+    return (m - 1) * max(both) + sum(both)
+
+
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 4, 5, 7))]
+)
+def test_no_assignment_and_partition_beats_the_plan_with_one_virtual_stage_each(
+    number: int,
+) -> None:
+    request = one_each_request(number)
+    tables, least_s, best = legal_layouts(request), inf, None
+    for layout in tables.layouts():
+        instance = tables.pricing.instance(layout)
+        if instance is None:
+            continue
+        workload = tables.pricing.workload.on(int(layout.gpus))
+        every: dict[bytes, Placement] = {}
+        for assignment in assignments(instance.problem):
+            placed = own_placement(workload.cluster, layout, ranks_of(instance, assignment))
+            every[b"".join(np.asarray(m).tobytes() for m in vars(placed).values())] = placed
+        for stages in partitions(workload, layout):
+            for placed in every.values():
+                step_s = float(
+                    np.asarray(estimate_layout(workload, layout, placed, stages).step_time_s)
+                )
+                if step_s < least_s:
+                    least_s, best = step_s, (workload, layout, placed, stages)
+    plan = fastest_plan(request)
+    assert plan.status == "optimal"
+    assert plan.objective.step_time_s == pytest.approx(least_s, rel=1e-9)
+    assert not list(faults(request, plan))
+    assert best is not None
+    workload, layout, placed, stages = best
+    assert isinstance(placed, StagedPlacement)
+    if int(layout.recompute):
+        return
+    step = exact_step(make_context(workload, layout, placed), stages)
+    beside = ("pipeline_p2p", "dp_comm", "optimizer", "step_overhead", "scale")
+    beside_s = sum(float(np.asarray(step.parts[name])) for name in beside)
+    pipeline_s = own_pipeline_s(workload, layout, placed, [size for (size,) in stages])
+    assert least_s == pytest.approx(pipeline_s + beside_s, rel=1e-9)
