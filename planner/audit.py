@@ -10,17 +10,20 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
-from math import isclose
+from math import inf, isclose
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from meshwright.cluster_specs.allocation import fabric_levels, node_name
+from meshwright.cluster_specs.allocation import fabric_levels, is_irregular, node_name
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.layout import AXES, EXPERT_AXES, ROUNDING
+from meshwright.costmodel.data_parallel import LEAST_GAIN
+from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.layout import AXES, EXPERT_AXES, ROUNDING, Layout
+from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Execution
@@ -34,27 +37,47 @@ from meshwright.documents import (
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError, shown
 from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP, ranks_on
+from meshwright.planner.bounds.mappings import (
+    MEGATRON_DEFAULT,
+    MEGATRON_TP_PP_DP,
+    mappings_of,
+    ranks_on,
+)
 from meshwright.planner.launch.plan_files import TARGETS, pipeline_files, plan_files, stand_in
 from meshwright.planner.mixed.document import (
     MixedPlan,
     MixedSolverDoc,
     mixed_plan_path,
     read_mixed_plan,
+    request_of_parts,
 )
+from meshwright.planner.mixed.service import changed_parts, changes_of_parts, moved_step_s
 from meshwright.planner.mixed.verify import mixed_faults
 from meshwright.planner.plan.assemble import (
+    Claim,
     bindings,
+    compared_choices,
     cut_binding,
     mapping_of_layout,
     memory_risk_document,
     predicted_use,
+    software_needs,
+    space_report,
     warnings,
 )
 from meshwright.planner.plan.best_plan import NO_MODEL
-from meshwright.planner.plan.document import Plan, SolverReport, digest_of
-from meshwright.planner.plan.nodes import unused_nodes
-from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
+from meshwright.planner.plan.document import MemoryRisk, Plan, Scenario, SolverReport, digest_of
+from meshwright.planner.plan.measured_share import evidence_of
+from meshwright.planner.plan.nodes import unused_nodes, words_of_full
+from meshwright.planner.plan.robustness import (
+    PARAMS,
+    changes,
+    described,
+    gain_of,
+    monotone_bound_s,
+    same_winner,
+    step_as_it_stands_s,
+)
 from meshwright.planner.plan.texts import (
     MIXED_FILE,
     NO_PLAN,
@@ -63,12 +86,14 @@ from meshwright.planner.plan.texts import (
     read_plan,
     setup_of,
 )
-from meshwright.planner.plan.verify import faults
-from meshwright.planner.request.choices import OF_LAYOUT
+from meshwright.planner.plan.verify import faults, split_faults, wish_faults
+from meshwright.planner.request.choices import OF_EXECUTION, OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
-from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
+from meshwright.planner.runs.prediction import grades
+from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
 from meshwright.planner.search.model import solver_version
+from meshwright.planner.search.space import space_of
 
 # What a plan states, against what follows from its inputs, its layout and its mapping.
 
@@ -86,7 +111,9 @@ def stated_figure_faults(plan: Plan) -> Iterator[str]:
         return
     yield from _figure_faults(request, plan)
     yield from _robustness_faults(request, plan)
-    yield from _alternative_faults(plan)
+    yield from _alternative_faults(request, plan)
+    if plan.objective.lower_bound_s is not None:
+        yield from _space_faults(request, plan)
 
 
 def _objective_faults(plan: Plan) -> Iterator[str]:
@@ -134,6 +161,7 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         for name in ("asked", "remains", "room_gib"):
             stated_figure = getattr(plan.memory_risk, name)
             yield from _differences(f"memory_risk.{name}", stated_figure, getattr(expected, name))
+        yield from _cost_of_room_faults(plan.memory_risk, predicted.step_time_s)
     yield from _idle_faults(request, plan, priced)
     reasons = [*bindings(request, workload, priced, predicted), *cut_binding(use)]
     yield from _differences(
@@ -141,19 +169,50 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         [binding.model_dump() for binding in plan.binding],
         [binding.model_dump() for binding in reasons],
     )
+    yield from _software_faults(plan)
+    yield from _choice_faults(plan)
+    if plan.grades:
+        stated_grades = [grade.model_dump() for grade in plan.grades]
+        counted = [grade.model_dump() for grade in grades(plan.layout, plan.predicted)]
+        yield from _differences("grades", stated_grades, counted)
+    if plan.evidence is not None:
+        evidence = evidence_of(plan)
+        counted_evidence = None if evidence is None else evidence.model_dump()
+        yield from _differences("evidence", plan.evidence.model_dump(), counted_evidence)
     spoken = list(warnings(request, priced, predicted, plan.idle))
     of_plan = [words for words in plan.warnings if not words.startswith(NO_MODEL)]
     yield from _differences("warnings", of_plan, spoken)
 
 
+def _cost_of_room_faults(risk: MemoryRisk, step_s: float) -> Iterator[str]:
+    """What a margin of memory costs, by the steps with it and without."""
+    without_s, cost = risk.step_time_s_without, None
+    if without_s is not None:
+        cost = step_s / without_s - 1.0
+        if without_s > step_s * (1 + ROUNDING):
+            yield f"memory_risk.step_time_s_without: {without_s} is above the plan's {step_s}"
+    elif risk.proven:
+        yield "memory_risk.proven: true of no step"
+    yield from _differences("memory_risk.cost", risk.cost, cost)
+
+
 def _idle_faults(request: PlanRequest, plan: Plan, priced: Priced) -> Iterator[str]:
     idle_gpus = request.gpus - int(priced.layout.gpus)
-    if plan.idle is None:
+    idle = plan.idle
+    if idle is None:
         if idle_gpus:
             yield f"idle: {idle_gpus} GPUs have no rank, but none is said to be idle"
         return
-    yield from _differences("idle.gpus", plan.idle.gpus, idle_gpus)
-    yield from _differences("idle.nodes", plan.idle.nodes, unused_nodes(request, priced))
+    yield from _differences("idle.gpus", idle.gpus, idle_gpus)
+    yield from _differences("idle.nodes", idle.nodes, unused_nodes(request, priced))
+    full_s, bound_s = idle.full_step_time_s, idle.full_lower_bound_s
+    words = "" if full_s is None else words_of_full(full_s, priced.step_time_s)
+    if words not in idle.reason:
+        yield f"idle.reason: {idle.reason!r} does not say of all GPUs that the best layout {words}"
+    elif full_s is not None and not (bound_s or 0.0) <= full_s * (1 + ROUNDING):
+        yield f"idle.full_lower_bound_s: {bound_s} is above the step on all GPUs, {full_s}"
+    elif full_s is not None and idle.reason.endswith(words) and not _is_met(full_s, bound_s):
+        yield f"idle.full_lower_bound_s: {bound_s} does not prove the step on all GPUs, {full_s}"
 
 
 def _robustness_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
@@ -172,11 +231,198 @@ def _robustness_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         step_time_s = step_as_it_stands_s(request, plan, change)
         where = f"robustness.scenarios, {change.words}"
         yield from _differences(where, scenario.step_time_s, step_time_s)
+        least_s = monotone_bound_s(change, plan.objective.lower_bound_s, workload)
+        yield from _scenario_faults(where, scenario, least_s)
+        if scenario.winner is not None:
+            on_changed = change.applied(request)
+            yield from _next_best_faults(f"{where}: winner", on_changed, scenario.winner)
+    yield from _differences(
+        "robustness.same_winner", robustness.same_winner, same_winner(robustness.scenarios)
+    )
 
 
-def _alternative_faults(plan: Plan) -> Iterator[str]:
+def _scenario_faults(where: str, scenario: Scenario, least_s: float = 0.0) -> Iterator[str]:
+    """What the figures of a scenario do not say of each other; no plan is faster then than `least_s`."""
+    now_s, best_s, loss = scenario.step_time_s, scenario.best_step_time_s, scenario.loss_at_most
+    bound_s = None if now_s is None or loss is None else now_s / (1.0 + loss)
+    yield from _claim_faults(where, scenario.status, scenario.proven, best_s, bound_s)
+    if now_s is not None and (best_s is None or best_s > now_s * (1 + ROUNDING)):
+        yield f"{where}: the fastest layout takes {best_s} s, the plan {now_s} s"
+    if bound_s is not None and bound_s < least_s * (1 - ROUNDING):
+        yield f"{where}.loss_at_most: {loss}, though no plan is faster than {least_s} s"
+    winner = scenario.winner
+    if winner is None:
+        if now_s is not None and best_s is not None and best_s < now_s * (1 - PARAMS.same):
+            yield f"{where}: {best_s} s is less than the plan's {now_s} s, but there is no winner"
+        return
+    yield from _differences(f"{where}: winner.step_time_s", winner.get("step_time_s"), best_s)
+    slower = 0.0 if now_s is None or best_s is None else 100.0 * (best_s / now_s - 1.0)
+    yield from _differences(f"{where}: winner.slower_pct", winner.get("slower_pct"), slower)
+
+
+def _claim_faults(
+    where: str, status: str, proven: bool, step_s: float | None, bound_s: float | None
+) -> Iterator[str]:
+    """A search's claim that its step and bound do not bear out."""
+    if not status:
+        return  # plans of earlier versions
+    if status not in get_args(Claim) or (step_s is None) == (status in ("optimal", "feasible")):
+        yield f"{where}: called {shown(status)} with a step of {step_s} s"
+    elif proven != (status in ("optimal", "infeasible")):
+        yield f"{where}.proven: {proven} of what is called {status}"
+    if bound_s is None:
+        return
+    if step_s is None:
+        if status == "infeasible" and bound_s < inf:
+            yield f"{where}: called infeasible, yet with a lower bound of {bound_s} s"
+    elif bound_s > step_s * (1 + ROUNDING):
+        yield f"{where}: lower bound {bound_s} above the step of {step_s} s"
+    elif status == "optimal" and not _is_met(step_s, bound_s):
+        yield f"{where}: called optimal at {step_s} s and a lower bound of {bound_s} s"
+
+
+def _is_met(step_s: float, bound_s: float | None) -> bool:
+    """Whether a bound proves a step, but for what another size of gradient buckets may bring."""
+    return bound_s is not None and bound_s >= step_s * (1 - LEAST_GAIN)
+
+
+def _choice_faults(plan: Plan | MixedPlan) -> Iterator[str]:
+    """Choices with values that the plan does not have, and claims that their own figures do not bear out."""
+    if plan.layout is None or plan.execution is None:
+        return
+    made = {
+        choice.name: (choice, value)
+        for choice, value in compared_choices(plan.layout, plan.execution)
+    }
+    choices = plan.choices or []
+    for stated in choices:
+        where = f"choices, {stated.choice}"
+        yield from _claim_faults(
+            where,
+            stated.status,
+            stated.proven,
+            stated.step_time_s_without,
+            stated.lower_bound_s_without,
+        )
+        if stated.choice == "bucket_mb":
+            yield from _differences(f"{where}.value", stated.value, plan.execution.bucket_mb)
+            continue
+        if stated.choice not in made:
+            yield f"{where}: the plan does not make it"
+            continue
+        choice, value = made[stated.choice]
+        yield from _differences(f"{where}.value", stated.value, value)
+        unmeasured = stated.model_copy(
+            update={"measured_gain": None, "pairs": 0, "measured_on": ""}
+        )
+        expected = described(unmeasured, choice, value, plan.inputs)
+        yield from _differences(where, stated.model_dump(), expected.model_dump())
+    if [*choices] != sorted(choices, key=gain_of, reverse=True):
+        yield "choices: not in the order of what they bring"
+
+
+def _software_faults(plan: Plan | MixedPlan) -> Iterator[str]:
+    if plan.layout is None or plan.execution is None:
+        return
+    needs = software_needs(plan.inputs, plan.layout, plan.execution)
+    yield from _differences(
+        "installs",
+        [each.model_dump() for each in plan.installs],
+        [each.model_dump() for each in needs],
+    )
+
+
+def _space_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
+    """A search over another space than the request's, or a plan that this does not have."""
+    solver, proof = plan.solver, plan.solver.proof
+    if proof is not None:
+        yield from _differences("solver.proof.method", proof.method, solver.method)
+        yield from _differences("solver.proof.rounds", proof.rounds, solver.bound_rounds)
+        bound_s = proof.lower_bound_s if proof.combinations else None
+        yield from _differences("solver.proof.left_out_bound_s", proof.left_out_bound_s, bound_s)
+        if not proof.kernels <= proof.combinations:
+            yield f"solver.proof: {proof.kernels} kernels of {proof.combinations} combinations"
+    assert plan.layout is not None
+    if plan.execution is not None:
+        layout = layout_from_document(plan.layout)
+        execution = replace(plan.execution, bucket_mb=None).of_layout(layout)
+        ways = [way for way in _ways(request, layout) if way == execution]
+        outside = _outside_faults(request, layout, ways)
+        yield from (f"the plan is {words}" for words in outside)
+    if solver.space is not None:
+        expected = space_report(request, space_of(request))
+        yield from _differences("solver.space", solver.space.model_dump(), expected.model_dump())
+
+
+def _next_best_faults(
+    where: str, request: PlanRequest, entry: Mapping[str, object]
+) -> Iterator[str]:
+    """A further layout that is none of the request's, or that takes another time on a regular fabric."""
+    document = _layout_of_entry(request, entry)
+    layout = layout_from_document(document)
+    settings: dict[str, Any] = {
+        choice.name: entry[choice.name] for choice in OF_EXECUTION if choice.name in entry
+    }
+    ways = [
+        way for way in _ways(request, layout) if replace(way, **settings).of_layout(layout) == way
+    ]
+    broken = [*_entry_faults(request, document), *_outside_faults(request, layout, ways)]
+    yield from (f"{where}: {words}" for words in broken)
+    if broken or is_irregular(request.cluster):
+        return
+    works = [
+        replace(request.workload(way).on(int(layout.gpus)), chooses_buckets=True) for way in ways
+    ]
+    placement = placement_on(works[0].cluster, layout, mappings_of(works[0], layout))
+    stages = tuple(map(tuple, document.stages))
+    estimates = [estimate_layout(workload, layout, placement, stages) for workload in works]
+    least_s = min(float(np.min(each.step_time_s)) for each in estimates)
+    stated_s = entry.get("step_time_s")
+    # A mapping that keeps cuts below a limit may be a slower one.
+    most_s = least_s * (1 + LEAST_GAIN) if request.max_cut_use >= 1 else inf
+    if not isinstance(stated_s, float) or not least_s * (1 - ROUNDING) <= stated_s <= most_s:
+        yield f"{where}: {shown(stated_s)} s a step, under its fastest mapping {least_s}"
+
+
+def _layout_of_entry(request: PlanRequest, entry: Mapping[str, object]) -> LayoutDoc:
+    """The layout of a further plan, whose entry leaves out what follows from the rest."""
+    fields = {name: entry[name] for name in LayoutDoc.model_fields if name in entry}
+    tp, dp, micro_batch = (int(str(entry[name])) for name in ("tp", "dp", "micro_batch"))
+    plain = {
+        "sequence_parallel": tp > 1 and space_of(request).sequence_parallel,
+        "num_micro_batches": request.global_batch // max(dp * micro_batch, 1),
+    }
+    return LayoutDoc.model_validate(plain | fields)
+
+
+def _entry_faults(request: PlanRequest, document: LayoutDoc) -> Iterator[str]:
+    """What of a further layout does not make up the model and the batch, or itself."""
+    yield from split_faults(request, document)
+    yield from wish_faults(request, document)
+    counted = layout_document(layout_from_document(document), tuple(map(tuple, document.stages)))
+    yield from _differences("layout", document.model_dump(), counted.model_dump())
+
+
+def _ways(request: PlanRequest, layout: Layout) -> list[Execution]:
+    """How a layout may be run, but for the size of its gradient buckets."""
+    every = request.execution_options.executions()
+    return list(dict.fromkeys(each.of_layout(layout) for each in every))
+
+
+def _outside_faults(
+    request: PlanRequest, layout: Layout, ways: Sequence[Execution]
+) -> Iterator[str]:
+    """Whether the space of a search has a layout, run in at least one way; in words where not."""
+    if not space_of(request).has(layout):
+        yield "no layout of the search's space"
+    if not ways:
+        yield "run in no way that the request leaves open"
+
+
+def _alternative_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     best_s = plan.objective.step_time_s or 0.0
     for number, alternative in enumerate(plan.alternatives):
+        yield from _next_best_faults(f"alternatives[{number}]", request, alternative)
         step_time_s, slower_pct = alternative.get("step_time_s"), alternative.get("slower_pct")
         where = f"alternatives[{number}]"
         if not isinstance(step_time_s, float) or step_time_s < best_s * (1 - ROUNDING):
@@ -423,7 +669,7 @@ def mixed_checks(plan: MixedPlan, folder: Path | None) -> Iterator[Check]:
     yield Check(name="document", broken=())
     yield Check(name="versions", broken=tuple(version_faults(plan.solver)))
     yield Check(name="edits by hand", broken=tuple(edit_faults(plan)))
-    yield checked("prices and rules", lambda: mixed_faults(plan))
+    yield checked("prices and rules", lambda: stated_faults_on_parts(plan))
     if folder is None or not plan.runs_on:
         yield Check(name="launch files", broken=None)
     elif plan.layout is not None:
@@ -431,6 +677,40 @@ def mixed_checks(plan: MixedPlan, folder: Path | None) -> Iterator[Check]:
     else:
         yield checked("plan of the part alone", lambda: _part_faults(plan, folder / "plan.yaml"))
         yield checked("launch files", lambda: _part_file_faults(folder))
+
+
+def stated_faults_on_parts(plan: MixedPlan) -> Iterator[str]:
+    """Everything in a plan on a mixed cluster that does not follow from the rest of it, in words."""
+    yield from mixed_faults(plan)
+    if plan.solver.priced > plan.solver.rows:
+        yield f"solver.priced: {plan.solver.priced} of {plan.solver.rows} rows"
+    if plan.layout is None or plan.execution is None:
+        return
+    yield from _software_faults(plan)
+    yield from _choice_faults(plan)
+    if plan.robustness is None:
+        return
+    stated, request = plan.robustness, request_of_parts(plan)
+    band, memory, rows = changes_of_parts(request)
+    yield from _differences(
+        "robustness.step_time_band", stated.step_time_band, (band.low, band.high)
+    )
+    yield from _differences("robustness.memory_band", stated.memory_band, (memory.low, memory.high))
+    words = [scenario.change for scenario in stated.scenarios]
+    yield from _differences("robustness.scenarios", words, list(rows))
+    for scenario, by_part in zip(stated.scenarios, rows.values(), strict=False):
+        where = f"robustness.scenarios, {scenario.change}"
+        changed = changed_parts(request, by_part)
+        yield from _differences(where, scenario.step_time_s, moved_step_s(changed, plan))
+        yield from _scenario_faults(where, scenario)
+        if scenario.winner is not None:
+            document = _layout_of_entry(changed.first, scenario.winner)
+            yield from (
+                f"{where}: winner: {words}" for words in _entry_faults(changed.first, document)
+            )
+    yield from _differences(
+        "robustness.same_winner", stated.same_winner, same_winner(stated.scenarios)
+    )
 
 
 def _pipeline_file_faults(plan: MixedPlan, folder: Path) -> Iterator[str]:

@@ -1225,6 +1225,16 @@ def _with_robustness(request: MixedRequest, document: MixedPlan, deadline: float
     """The document with what becomes of it under every change of its parts."""
     if document.layout is None:
         return document
+    band, memory, rows = changes_of_parts(request)
+    tasks = [partial(_scenario, request, document, row, deadline) for row in rows.values()]
+    found = robustness_of(band, memory, side_by_side(tasks))
+    return document.model_copy(update={"robustness": found})
+
+
+def changes_of_parts(
+    request: MixedRequest,
+) -> tuple[ErrorBand, ErrorBand, dict[str, list[Change | None]]]:
+    """The widest bands of steps and of memory of any part, and by its words what is off on each part."""
     works = [part.workload() for part in request.parts]
     band = _widest([step_time_band(work) for work in works])
     memory = _widest([peak_memory_band(work) for work in works])
@@ -1233,10 +1243,14 @@ def _with_robustness(request: MixedRequest, document: MixedPlan, deadline: float
         for change in changes(part, band, memory):
             row = by_words.setdefault(change.words, [None] * len(request.parts))
             row[index] = change
-    rows = by_words.values()
-    tasks = [partial(_scenario, request, document, row, deadline) for row in rows]
-    found = robustness_of(band, memory, side_by_side(tasks))
-    return document.model_copy(update={"robustness": found})
+    return band, memory, by_words
+
+
+def changed_parts(request: MixedRequest, by_part: Sequence[Change | None]) -> MixedRequest:
+    """A request with what is off on each part; None is nothing."""
+    pairs = zip(by_part, request.parts, strict=True)
+    parts = tuple(part if change is None else change.applied(part) for change, part in pairs)
+    return replace(request, parts=parts)
 
 
 def _widest(bands: Sequence[ErrorBand]) -> ErrorBand:
@@ -1252,11 +1266,10 @@ def _scenario(
     deadline: float,
 ) -> Scenario:
     """What becomes of a pipeline where something is off on each part that has it."""
-    pairs = list(zip(by_part, request.parts, strict=True))
-    parts = tuple(part if change is None else change.applied(part) for change, part in pairs)
+    pairs = zip(by_part, request.parts, strict=True)
     off = [(change, part.workload()) for change, part in pairs if change is not None]
-    changed = replace(request, parts=parts)
-    now_s = _moved_s(changed, document)
+    changed = changed_parts(request, by_part)
+    now_s = moved_step_s(changed, document)
 
     def bound_s(before_s: float | None) -> float:
         return min(monotone_bound_s(change, before_s, workload) for change, workload in off)
@@ -1278,7 +1291,7 @@ def _scenario(
     return scenario_of(off[0][0].words, now_s, least_s, rival if is_quick else None)
 
 
-def _moved_s(changed: MixedRequest, document: MixedPlan) -> float | None:
+def moved_step_s(changed: MixedRequest, document: MixedPlan) -> float | None:
     """The step of a pipeline on changed parts, nothing in it moved; None where it no longer fits."""
     parts = tuple(
         stated.model_copy(update={"cluster": part.cluster})

@@ -111,6 +111,8 @@ def _one_alone_faults(plan: MixedPlan, alone: AloneDoc) -> Iterator[str]:
     )
     if alone.status == "optimal" and not is_met:
         yield f"{where}: called optimal at price {step_s} and bound {own_bound_s}"
+    if alone.status == "infeasible" and own_bound_s is not None:
+        yield f"{where}: infeasible, yet with a lower bound of {own_bound_s} s"
     # Nothing on a part alone is left out of what the bound is on.
     nothing_known = own_bound_s is None and alone.status != "infeasible"
     if bound_s is not None and (

@@ -301,7 +301,11 @@ def _value(setting: object) -> str:
 
 
 def expectation_by_pairs(
-    request: PlanRequest, outcome: Outcome, corrections: GainCorrections
+    request: PlanRequest,
+    outcome: Outcome,
+    corrections: GainCorrections,
+    *,
+    own_buckets: bool = False,
 ) -> tuple[Outcome, ExpectedByPairs]:
     """The plan of the least expected step on the nodes of the fastest plan.
 
@@ -313,6 +317,8 @@ def expectation_by_pairs(
         Of the search for the fastest plan; has one.
     corrections
         What measured pairs say of settings.
+    own_buckets
+        As of the search before.
 
     Returns
     -------
@@ -321,13 +327,17 @@ def expectation_by_pairs(
     """
     likely = replace(outcome.best[0].layout, recompute_layers=0)
     corrected = search_executions(
-        replace(request, top_k=1), pricing_of, begin_with=likely, corrections=corrections
+        replace(request, top_k=1),
+        pricing_of,
+        begin_with=likely,
+        corrections=corrections,
+        own_buckets=own_buckets,
     )
-    uncorrected = (
-        replace(plan, step_time_s=plan.step_time_s / _correction(request, plan, corrections))
-        for plan in corrected.best
-    )
-    candidates = [*outcome.best, *(_with_best_bucket(request, plan) for plan in uncorrected)]
+    candidates = list(outcome.best)
+    for plan in corrected.best:
+        step_time_s = plan.step_time_s / _correction(request, plan, corrections)
+        uncorrected = replace(plan, step_time_s=step_time_s)
+        candidates.append(uncorrected if own_buckets else _with_best_bucket(request, uncorrected))
     expected_s = [plan.step_time_s * _correction(request, plan, corrections) for plan in candidates]
     # Behind a time limit this search may meet a faster plan than the one before.
     fastest = _least([plan.step_time_s for plan in candidates], 0)
@@ -360,8 +370,16 @@ def _least(seconds: Sequence[float], preferred: int) -> int:
 
 def _led_by(outcome: Outcome, chosen: Priced) -> Outcome:
     """An outcome whose plan is not the fastest one that is known."""
-    others = tuple(plan for plan in outcome.best if plan.step_time_s >= chosen.step_time_s)
+    others = tuple(
+        plan
+        for plan in outcome.best
+        if plan.step_time_s >= chosen.step_time_s and _as_started(plan) != _as_started(chosen)
+    )
     return replace(outcome, status="feasible", best=(chosen, *others))
+
+
+def _as_started(plan: Priced) -> tuple[Layout, Execution]:
+    return plan.layout, replace(plan.execution, bucket_mb=None).of_layout(plan.layout)
 
 
 def _correction(request: PlanRequest, plan: Priced, corrections: GainCorrections) -> float:
@@ -553,7 +571,9 @@ def best_plan(
     comparison = decision.settled.comparison
     if outcome.best and is_expected and request.calibration is None:
         corrections = gain_corrections(decision.request.workload())
-        outcome, by_pairs = expectation_by_pairs(decision.request, outcome, corrections)
+        outcome, by_pairs = expectation_by_pairs(
+            decision.request, outcome, corrections, own_buckets=own_buckets
+        )
     elif outcome.best and (is_expected or (hedged and is_quick(decision.request, outcome))):
         outcome, expected = _over_posterior(decision.request, outcome)
     return BestPlan(

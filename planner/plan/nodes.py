@@ -213,16 +213,18 @@ def _reason(request: PlanRequest, best: Priced, full: Outcome | None) -> str:
             f"no layout in this space uses all {request.gpus} GPUs (degrees and a global batch of "
             f"{request.global_batch} must divide among them{hint}, and every rule must hold)"
         )
-    slower = 100.0 * (full.best[0].step_time_s / best.step_time_s - 1.0)
+    words = words_of_full(full.best[0].step_time_s, best.step_time_s)
     bound_s = full.lower_bound_s
     how = ""
     if full.status != "optimal":
         slower_by_bound = bound_s is not None and bound_s > best.step_time_s
         how = ", proven slower by its bound" if slower_by_bound else ", as far as was searched"
-    return (
-        f"the best layout on all {request.gpus} GPUs takes {full.best[0].step_time_s:.4g} s, "
-        f"{slower:.3g} % longer{how}"
-    )
+    return f"the best layout on all {request.gpus} GPUs {words}{how}"
+
+
+def words_of_full(full_s: float, step_s: float) -> str:
+    """That the step on all GPUs is so much longer than that of a plan on fewer, both in seconds."""
+    return f"takes {full_s:.4g} s, {100.0 * (full_s / step_s - 1.0):.3g} % longer"
 
 
 def unused_nodes(request: PlanRequest, best: Priced) -> list[str]:

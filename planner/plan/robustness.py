@@ -199,17 +199,19 @@ def robustness_of(band: ErrorBand, memory: ErrorBand, scenarios: list[Scenario])
     scenarios
         One for each change.
     """
-    unchanged = [_stays(scenario) for scenario in scenarios]
     return Robustness(
         step_time_band=(band.low, band.high),
         memory_band=(memory.low, memory.high),
-        same_winner=False
-        if any(scenario.winner for scenario in scenarios)
-        else True
-        if all(unchanged)
-        else None,
+        same_winner=same_winner(scenarios),
         scenarios=scenarios,
     )
+
+
+def same_winner(scenarios: Sequence[Scenario]) -> bool | None:
+    """Whether no other layout wins any of some scenarios; None where not all of that is proven."""
+    if any(scenario.winner for scenario in scenarios):
+        return False
+    return True if all(map(_stays, scenarios)) else None
 
 
 def _stays(scenario: Scenario) -> bool:

@@ -51,7 +51,7 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     execution = plan.execution
     all_gpus = request.workload() if execution is None else execution.applied(request.workload())
     workload = all_gpus.on(int(layout.gpus))
-    yield from _split_faults(request, plan.layout)
+    yield from split_faults(request, plan.layout)
     yield from _mapping_faults(workload, layout, plan.mapping)
     setup = setup_of(plan, all_gpus)
     yield from _price_faults(setup, plan.predicted)
@@ -118,6 +118,11 @@ def _cost_faults(plan: Plan) -> Iterator[str]:
         yield f"host memory {plan.host_memory_gib} is not the predicted {predicted.host_memory_gib}"
     if cost is None:
         return
+    in_time = (
+        None if cost.days_asked is None else cost.plan.days <= cost.days_asked * (1 + ROUNDING)
+    )
+    if cost.in_time != in_time:
+        yield f"in_time {cost.in_time} at {cost.plan.days} days of {cost.days_asked}"
     steps = cost.tokens / inputs.tokens_per_step
     hours, power_w = steps * predicted.step_time_s / 3600, inputs.cluster.device.tdp_w
     gpu_hours, price = hours * inputs.gpus, cost.gpu_hour_price
@@ -168,7 +173,8 @@ def length_faults(
             yield f"lengths: {name} is {counted}, not {stated}"
 
 
-def _split_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
+def split_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
+    """Layers and micro-batches of a layout that do not make up the model and the batch, in words."""
     layer_counts = [count for rank in doc.stages for count in rank]
     if sum(layer_counts) != request.model.layers:
         yield f"the stages hold {sum(layer_counts)} of {request.model.layers} layers"

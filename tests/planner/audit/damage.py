@@ -17,6 +17,7 @@ from meshwright.planner.plan.texts import read_plan
 
 DECIDING = (
     "status", "objective", "layout", "execution", "predicted", "mapping", "binding", "warnings",
+    "installs", "grades", "evidence",
 )  # fmt: skip
 """Sections in which any change is damage that can be worked out, whoever made it."""
 DECIDING_INPUTS = (

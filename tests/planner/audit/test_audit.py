@@ -20,14 +20,18 @@ from meshwright.errors import InputError
 from meshwright.planner.audit import (
     ListedRank,
     audit_plan,
+    checked,
     file_faults,
     launch_file_faults,
     recount_faults,
+    stated_figure_faults,
 )
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.plan.document import Mapping, Objective, with_digest
+from meshwright.planner.plan.document import Mapping, Objective, Plan, with_digest
+from meshwright.planner.plan.make_plan import make_plan as planned
 from meshwright.planner.plan.texts import plan_text, read_plan
 from meshwright.planner.request.choices import WITHOUT
+from meshwright.planner.request.reader import read_request
 from tests.planner.audit.damage import damaged
 from tests.plans import make_plan
 from tests.soaked import examples, some
@@ -187,6 +191,81 @@ def test_contradicting_fields_are_a_fault_of_the_plan(copied: Path) -> None:
     result = verify(copied)
     assert result.exit_code == 1
     assert "num_micro_batches" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def told() -> Plan:
+    """A plan with choices, changes of the cluster and next best plans."""
+    asked = read_request(
+        model="olmoe-1b-7b",
+        cluster="dgx-h100",
+        gpus=16,
+        global_batch=64,
+        seq_len=2048,
+        top_k=3,
+        pin="tp=1,cp=1,pp=1,etp=1,dp=16",
+    )
+    plan = planned(asked)
+    assert list(stated_figure_faults(plan)) == []
+    assert plan.choices
+    assert len(plan.alternatives) == 2
+    return plan
+
+
+def refound(plan: Plan, path: str, value: Any) -> list[str]:
+    """What is found where one value of a plan is another one, and its digest fits."""
+    document = json.loads(plan.model_dump_json(by_alias=True))
+    *parents, last = (int(key) if key.isdecimal() else key for key in path.split("."))
+    parent = document
+    for key in parents:
+        parent = parent[key]
+    assert parent[last] != value
+    parent[last] = value
+    changed = with_digest(Plan.model_validate(document))
+    return list(checked("prices and rules", lambda: stated_figure_faults(changed)).broken or ())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("choices.0.choice", "dp_overlap"),
+        ("choices.0.value", "hybridep"),
+        ("choices.0.step_time_s_without", 0.26),
+        ("choices.0.lower_bound_s_without", 0.24),
+        ("choices.0.proven", False),
+        ("choices.0.status", "infeasible"),
+        ("choices.0.pin", "moe_dispatch=hybridep"),
+        ("choices.0.measured_gain", 0.3),
+        ("choices.0.pairs", 99),
+        ("installs.0.software", "DeepEP 2"),
+        ("installs.0.pinned", True),
+        ("grades.0.value", 0.5),
+        ("grades.0.target", 0.1),
+        ("evidence.gain", 0.1),
+        ("evidence.nearest_run.step_time_s", 9.0),
+        ("alternatives.0.step_time_s", 0.2327),
+        ("alternatives.0.tp", 2),
+        ("alternatives.0.dp", 8),
+        ("alternatives.0.cuda_graph", "none"),
+        ("alternatives.0.zero_stage", 0),
+        ("alternatives.1.stages.0.0", 15),
+        ("alternatives.1.moe_dispatch", "alltoall"),
+        ("memory_risk.cost", 0.1),
+        ("memory_risk.step_time_s_without", 0.2),
+        ("robustness.same_winner", False),
+        ("robustness.scenarios.0.best_step_time_s", 0.2),
+        ("robustness.scenarios.0.loss_at_most", 0.01),
+        ("robustness.scenarios.0.status", "feasible"),
+        ("robustness.scenarios.0.proven", False),
+        ("solver.space.tp.0", 3),
+        ("solver.space.executions.1.cp_comm", "a2a+p2p"),
+        ("solver.proof.left_out_bound_s", 0.3),
+        ("solver.proof.rounds", 40),
+        ("execution.fp8_params", True),
+    ],
+)
+def test_what_a_plan_says_of_itself_is_worked_out_again(told: Plan, path: str, value: Any) -> None:
+    assert refound(told, path, value)
 
 
 def test_ranks_are_compared_one_by_one(copied: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from meshwright.cli import main
 from meshwright.documents import write_files
 from meshwright.errors import InputError, InternalError
-from meshwright.planner.audit import audit_plan, checked
+from meshwright.planner.audit import audit_plan, checked, stated_faults_on_parts
 from meshwright.planner.launch.plan_files import mixed_files
 from meshwright.planner.mixed import service
 from meshwright.planner.mixed.document import MixedPlan, mixed_document, mixed_text, read_mixed_plan
@@ -46,7 +46,11 @@ def folder(result: MixedResult, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def forged(plan: MixedPlan, change: Callable[[Document], object]) -> list[str]:
+def forged(
+    plan: MixedPlan,
+    change: Callable[[Document], object],
+    faults: Callable[[MixedPlan], Iterator[str]] = mixed_faults,
+) -> list[str]:
     """What is found after a change whose digest was made to fit."""
     document = copy.deepcopy(mixed_document(plan))
     change(document)
@@ -54,7 +58,7 @@ def forged(plan: MixedPlan, change: Callable[[Document], object]) -> list[str]:
         changed = with_digest(MixedPlan.model_validate(document))
     except ValidationError as error:
         return [str(error)]
-    return list(checked("prices and rules", lambda: mixed_faults(changed)).broken or ())
+    return list(checked("prices and rules", lambda: faults(changed)).broken or ())
 
 
 def put(*path: str | int, to: Any) -> Callable[[Document], None]:
@@ -72,6 +76,46 @@ def put(*path: str | int, to: Any) -> Callable[[Document], None]:
 def verify(*words: str | Path) -> tuple[int, str]:
     run = CliRunner().invoke(main, ["verify", *map(str, words)])
     return run.exit_code, run.output
+
+
+@pytest.fixture(scope="module")
+def asked_about() -> MixedPlan:
+    """A pipeline with its choices and changes of its parts, one of which another layout wins."""
+    plan = make_mixed_plan(asked(0), choices=True, robustness=True).document
+    assert list(stated_faults_on_parts(plan)) == []
+    assert plan.choices
+    assert plan.robustness is not None
+    assert any(scenario.winner for scenario in plan.robustness.scenarios)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("choices", 0, "choice"), "cuda_graph"),
+        (("choices", 0, "value"), 74.0),
+        (("choices", 0, "status"), "optimal"),
+        (("choices", 0, "lower_bound_s_without"), 0.2),
+        (("choices", 0, "pairs"), 3),
+        (("robustness", "step_time_band"), [0.9, 1.1]),
+        (("robustness", "memory_band"), [0.9, 1.1]),
+        (("robustness", "same_winner"), True),
+        (("robustness", "scenarios", 0, "change"), "compute 9 % slower"),
+        (("robustness", "scenarios", 0, "step_time_s"), 0.311),
+        (("robustness", "scenarios", 0, "best_step_time_s"), 0.313),
+        (("robustness", "scenarios", 0, "loss_at_most"), 0.01),
+        (("robustness", "scenarios", 5, "winner", "step_time_s"), 0.25),
+        (("robustness", "scenarios", 5, "winner", "slower_pct"), -19.0),
+        (("robustness", "scenarios", 5, "winner", "pp"), 3),
+        (("robustness", "scenarios", 5, "winner", "stages", 0, 0), 9),
+        (("solver", "priced"), 10**6),
+        (("alone", 0, "lower_bound_s"), 7.0),
+    ],
+)
+def test_searches_about_a_pipeline_do_not_contradict_themselves(
+    asked_about: MixedPlan, path: tuple[str | int, ...], value: Any
+) -> None:
+    assert forged(asked_about, put(*path, to=value), stated_faults_on_parts)
 
 
 def test_what_was_planned_holds(result: MixedResult, folder: Path) -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from meshwright.costmodel.measured_settings import GainCorrections, GainShift, priced_settings
+from meshwright.costmodel.measured_settings import (
+    GainCorrections,
+    GainShift,
+    gain_corrections,
+    priced_settings,
+)
 from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -189,3 +195,39 @@ def test_every_price_and_bound_is_corrected() -> None:
     )
     memory = {"least_memory_gib", "recomputed_memory_gib", "states_gib"}
     assert taken_over == memory | {"workload", "overfull", "beyond_the_list"}
+
+
+def of_large_buckets(**changes: Any) -> PlanRequest:
+    """Two nodes on which larger gradient buckets than the framework's own make a faster step."""
+    return read_request(
+        model="llama-2-7b",
+        cluster="dgx-b200",
+        gpus=16,
+        global_batch=64,
+        seq_len=4096,
+        pin="tp=1,cp=1,pp=1,dp=16,micro_batch=4,zero_stage=1,recompute=none",
+        **changes,
+    )
+
+
+def test_the_frameworks_own_buckets_stay_where_they_are_asked_for() -> None:
+    """The best plan without a size of its own came back with one, and its choice seemed to bring nothing."""
+    asked = of_large_buckets()
+    larger, own = search_with_buckets(asked), search_with_buckets(asked, own_buckets=True)
+    assert larger.best[0].execution.bucket_mb is not None
+    favoured = gain_corrections(asked.workload())
+    led, document = expectation_by_pairs(asked, own, favoured, own_buckets=True)
+    assert led.best[0].execution.bucket_mb is None
+    assert document.fastest.step_time_s == own.best[0].step_time_s > larger.best[0].step_time_s
+
+
+def test_no_next_best_plan_is_the_plan_itself() -> None:
+    asked = of_large_buckets(objective="expected", top_k=3)
+    plan = make_plan(asked, robustness=False, choices=False)
+    assert plan.layout is not None
+    assert plan.execution is not None
+    assert plan.expected_by_pairs is not None
+    assert not plan.expected_by_pairs.same_as_fastest
+    for other in plan.alternatives:
+        settings = {**vars(plan.execution), **plan.layout.model_dump()}
+        assert any(settings.get(name) != value for name, value in other.items() if name in settings)
