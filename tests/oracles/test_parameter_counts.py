@@ -33,7 +33,6 @@ AS_LAUNCHED: dict[str, dict[str, object]] = {
     "embedding_norm": {"embedding_norm": False},
     "norms_per_layer": {"norms_per_layer": 2},
     "qk_norm_full_width": {"qk_norm_full_width": False},
-    "qk_norm_weights": {"qk_norm_weights": True},
 }
 """What the count is taken of where a launch file's note says that it trains another network."""
 UNKNOWN_TO_BRIDGE = (
