@@ -72,6 +72,7 @@ MODEL_ARGUMENTS = (
     Argument("grouped_queries", "--group-query-attention", "switch"),
     Argument("query_groups", "--num-query-groups", default=1),
     Argument("qk_norm", "--qk-layernorm", "switch"),
+    Argument("weightless_qk_norm", "--qk-l2-norm", "switch"),
     Argument("attention_output_gate", "--attention-output-gate", "switch"),
     # Gated DeltaNet.
     Argument("linear_every", "--linear-attention-freq", "text", "1"),
@@ -98,8 +99,15 @@ MODEL_ARGUMENTS = (
     Argument("attention_bias", "--add-qkv-bias", "switch"),
     Argument("hidden_dropout", "--hidden-dropout", "number"),
     Argument("attention_dropout", "--attention-dropout", "number"),
+    # Maximal update parametrization at its own width: no more than factors (transformer_config.py, use_mup).
+    Argument("scales", "--use-mup", "switch"),
+    Argument("embedding_scale", "--mup-embedding-mult", "number", 1, optional=True),
+    Argument("output_scale", "--mup-output-mult", "number", 1, optional=True),
+    Argument("scale_power", "--mup-attn-scale-power", "number", 1),
+    Argument("scale_width", "--mup-base-head-dim", "number", 1),
     Argument("rope.base", "--rotary-base", "number", 10_000),
     Argument("rope.fraction", "--rotary-percent", "number", 1, optional=True),
+    Argument("unturned", "--no-rope-freq", "text", "0"),
     Argument("rope_type", "--rope-type", "text"),
     Argument("rope.scaling.factor", "--rotary-scaling-factor", "number", 1),
     Argument("interpolation", "--rotary-seq-len-interpolation-factor", "number", 1),

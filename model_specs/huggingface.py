@@ -225,6 +225,9 @@ REFUSING_FIELDS = {
     "hc_mult": "residuals in several streams (hyper-connections) are not supported",
     "conv_L_cache": "layers with a short convolution in place of attention are not supported in this family: "
     "only those of lfm2 and lfm2_moe can be priced",
+    "residual_gate_temperature": "gates on residuals, and experts with a norm of their own (Muse Spark), are "
+    "not supported",
+    "additional_vocab_size": "a token table with more rows than the head has (Molmo2) is not supported",
     "kda_lower_bound": _LINEAR_ATTENTION,
     "state_size": _STATE_SPACE,
     "ssm_state_size": _STATE_SPACE,

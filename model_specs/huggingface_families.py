@@ -1397,6 +1397,20 @@ def _ernie_experts(config: ConfigFields) -> Fields:
     return _experts_behind(config, config.dense_layers("moe_layer_start_index", 1), experts)
 
 
+# Aria: experts of a softmax in every layer, beside shared ones.
+
+_ARIA: Record = {
+    **DECODER,
+    **BIASES,
+    "moe": {
+        "experts": integer("moe_num_experts", 8),
+        "top_k": integer("moe_topk", 2),
+        "moe_ffn_hidden": integer("intermediate_size"),
+        "shared_experts": integer("moe_num_shared_experts", 2, least=0),
+    },
+}
+
+
 # Ling and Ring (BailingMoE): the first generation by softmax, the second as DeepSeek-V3, with norms on
 # queries and keys. Their code comes with the files (modeling_bailing_moe.py, modeling_bailing_moe_v2.py).
 
@@ -1456,34 +1470,43 @@ def _granite_shared(config: ConfigFields) -> Fields:
     return {"moe": moe | ({"shared_experts": 1, "shared_ffn_hidden": shared} if shared else {})}
 
 
-def _granite_windows(config: ConfigFields) -> Fields:
-    """Three layers of four with a window; each kind of layer turns by its base, not at all where it is 0.
+def _windows_and_bases(is_full: Callable[[int, int], bool], window: int, *, all_turn: bool) -> Part:
+    """A window over the layers that the file lists, or all but those of `is_full`.
 
-    huggingface/transformers, modeling_granite_swa.py.
+    Each kind of layer turns by its base, not at all where that is 0: where the file gives none and not all
+    turn, in those that attend in full (transformers, modeling_granite_swa.py, modeling_muse_glimmer.py).
     """
-    layers = config.layers()
-    usual = [layer % 4 == 0 for layer in range(layers)]
-    full = _full_layers(config, "sliding_attention", usual)
-    turning = rope_fields(config)
-    bases = config.entries("layer_rope_theta") or [turning["base"]] * layers
-    numbers = [base for base in bases if isinstance(base, int | float)]
-    of_full = {base for base, is_full in zip(numbers, full, strict=False) if is_full}
-    of_windowed = {base for base, is_full in zip(numbers, full, strict=False) if not is_full}
-    if not len(bases) == len(numbers) == layers or max(len(of_full), len(of_windowed)) > 1:
-        what = "must give all layers with a window one base, and all others one"
-        raise config.fail("layer_rope_theta", what, bases)
-    order = window_order(config, window_length(config, 128), full)
-    base = next(iter(of_full or of_windowed))
-    windowed = next(iter(of_windowed or of_full))
-    if not base and windowed:
-        return order | {"rope": turning | {"base": windowed}, "rope_in_windows_alone": True}
-    if not windowed:
-        if base:
-            what = "is 0 for layers with a window alone, which is not supported"
-            raise config.fail("layer_rope_theta", what)
-        return order | {"position": "none"}
-    base_of_windows = {} if windowed == base else {"windowed_base": windowed}
-    return order | {"rope": turning | {"base": base, **base_of_windows}}
+
+    def read(config: ConfigFields) -> Fields:
+        layers = config.layers()
+        usual = [is_full(layer, layers) for layer in range(layers)]
+        full = _full_layers(config, "sliding_attention", usual)
+        turning = rope_fields(config)
+        unsaid = [turning["base"] if all_turn or not attends else 0 for attends in full]
+        bases = config.entries("layer_rope_theta") or unsaid
+        numbers = [base for base in bases if isinstance(base, int | float)]
+        of_full = {base for base, attends in zip(numbers, full, strict=False) if attends}
+        of_windowed = {base for base, attends in zip(numbers, full, strict=False) if not attends}
+        if not len(bases) == len(numbers) == layers or max(len(of_full), len(of_windowed)) > 1:
+            what = "must give all layers with a window one base, and all others one"
+            raise config.fail("layer_rope_theta", what, bases)
+        order = window_order(config, window_length(config, window), full)
+        base = next(iter(of_full or of_windowed))
+        windowed = next(iter(of_windowed or of_full))
+        if not base and windowed:
+            return order | {"rope": turning | {"base": windowed}, "rope_in_windows_alone": True}
+        if not windowed:
+            if base:
+                what = "is 0 for layers with a window alone, which is not supported"
+                raise config.fail("layer_rope_theta", what)
+            return order | {"position": "none"}
+        base_of_windows = {} if windowed == base else {"windowed_base": windowed}
+        return order | {"rope": turning | {"base": base, **base_of_windows}}
+
+    return read
+
+
+_granite_windows = _windows_and_bases(lambda layer, _: layer % 4 == 0, 128, all_turn=True)
 
 
 # HyperCLOVA X: Granite with norms behind the blocks too, whose logits are multiplied and not divided.
@@ -1783,6 +1806,31 @@ def _afmoe(config: ConfigFields) -> Fields:
     return fields | _experts_behind(config, config.dense_layers("num_dense_layers", 1), experts)
 
 
+# Muse Glimmer: norms as Gemma has them, gates as wide as the queries, and norms without weights on queries,
+# keys and embeddings (transformers 5.24, models/muse_glimmer, modular_muse_glimmer.py).
+
+_MUSE_GLIMMER: Record = {
+    **DECODER_1E5,
+    **BIASES,
+    "head_dim": integer("head_dim", 128),
+    "qk_norm": True,
+    "qk_norm_weights": False,
+    "norms_per_layer": 4,
+    "norm_zero_centered": True,
+    "attention_output_gate": True,
+    "attention_scale": lambda config: (
+        config.number("qk_scale_factor", 3.87) / config.count("head_dim", 128) ** 0.5
+    ),
+    "output_scale": real("output_multiplier", 0.19611613513818404),
+    "final_logit_cap": real("final_logit_softcapping", 20.0),
+    "attention_note": "the norm of embeddings, which has no weights, has no price",
+    **activation("hidden_activation", "silu", GATED),
+}
+_muse_windows = _windows_and_bases(
+    lambda layer, layers: (layers - 1 - layer) % 4 == 0, 2048, all_turn=False
+)
+
+
 # Llama-like families that differ in a switch or two.
 
 _EXAONE: Record = {
@@ -1834,6 +1882,7 @@ _ARCEE: Record = {
     **ALL_BIASES,
     **activation("hidden_act", "relu2", PLAIN),
 }
+_COSMOS_EDGE: Record = {**_ARCEE, "head_dim": integer("head_dim", 128), "rope": rope(base=1e8)}
 _MINISTRAL3: Record = {**DECODER_1E5, "rope": rope(base=1e6)}
 
 
@@ -2633,6 +2682,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": Family("Qwen3_5MoeForConditionalGeneration", (_QWEN35_MOE, _qwen3_next_order)),
     "qwen3_5_moe_text": Family("Qwen3_5MoeForCausalLM", (_QWEN35_MOE, _qwen3_next_order)),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", (DECODER, _DEEPSEEK, _deepseek_experts({}))),
+    # DeepSeek-V2's experts beside a Llama's attention (modular_deepseek_ocr2.py).
+    "deepseek_ocr2_text": Family(
+        "", (DECODER, BIASES, _deepseek_experts({"router_normalized": False}))
+    ),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", _DEEPSEEK_V3),
     "deepseek_v32": Family("DeepseekV32ForCausalLM", _DEEPSEEK_V32),
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", _DEEPSEEK_V32),
@@ -2684,6 +2737,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "dots1": Family("Dots1ForCausalLM", (_DOTS1, _dots_windows, _deepseek_experts(_GLM_ROUTER))),
     "ernie4_5": Family("Ernie4_5ForCausalLM", ({**_ERNIE, "head_dim": integer("head_dim", 128)},)),
+    "paddleocr_vl_text": Family("", ({**_ERNIE, "head_dim": integer("head_dim", 128)},)),
+    "aria_text": Family(
+        "AriaTextForCausalLM",
+        (only("mlp_bias", False, "biases beside experts are not supported"), _ARIA),
+    ),
     "ernie4_5_moe": Family(
         "Ernie4_5_MoeForCausalLM",
         (
@@ -2727,9 +2785,11 @@ FAMILIES: dict[str, Family] = {
         (*_SOLAR_REFUSALS, _SOLAR, _deepseek_experts(_GLM_ROUTER, always=True)),
     ),
     "afmoe": Family("AfmoeForCausalLM", (*_AFMOE_REFUSALS, _AFMOE, _afmoe)),
+    "muse_glimmer_text": Family("", (_MUSE_GLIMMER, _muse_windows)),
     "smollm3": Family("SmolLM3ForCausalLM", (_SMOLLM3, _smollm3_positions)),
     "seed_oss": Family("SeedOssForCausalLM", (_SEED_OSS,)),
     "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", (_HUNYUAN,)),
+    "cosmos3_edge_text": Family("", (_COSMOS_EDGE,)),
     "arcee": Family("ArceeForCausalLM", (_ARCEE,)),
     "apertus": Family(
         "ApertusForCausalLM",
@@ -2830,12 +2890,13 @@ FAMILIES: dict[str, Family] = {
 
 
 _KEY_VALUE_HEADS = {
-    2: "qwen3_next qwen3_5_moe qwen3_5_moe_text internlm3 glm glm4 glm4v_text ernie4_5 starcoder2",
+    2: "qwen3_next qwen3_5_moe qwen3_5_moe_text internlm3 glm glm4 glm4v_text ernie4_5 starcoder2 "
+    "paddleocr_vl_text muse_glimmer_text",
     4: "qwen3_moe qwen3_omni_moe_text qwen2_5_omni_text mellum qwen3_5 qwen3_5_text flint kolibri1 "
     "ernie4_5_moe granite_docling_text granite_swa smollm3 sarvam_moe gemma2 vaultgemma minimax_m3_vl_text",
     8: "llama4 llama4_text mistral mixtral exaone laguna minimax gpt_oss hy_v3 phimoe solar_open seed_oss "
     "lfm2 lfm2_moe iquestcoder ministral ministral3 cwm glm4_moe glm4v_moe_text minimax_m2 qwen2_vl_text "
-    "qwen2_5_vl_text glm_ocr_text mllama_text_model nemotron_h jamba falcon_h1 bamba",
+    "qwen2_5_vl_text glm_ocr_text mllama_text_model nemotron_h jamba falcon_h1 bamba cosmos3_edge_text",
     16: "qwen2_moe gemma qwen3_vl_moe_text",
     20: "helium",
     32: "qwen2 qwen3 dots1 exaone4 exaone_moe stablelm qwen3_vl_text",
@@ -2847,6 +2908,7 @@ _OF_DEEPSEEK: dict[str, object] = {
 }
 _OF_FAMILIES: dict[str, dict[str, object]] = {
     "deepseek_v2": {"n_routed_experts": 64, "n_shared_experts": 2, "q_lora_rank": 1536},
+    "deepseek_ocr2_text": {"n_routed_experts": 64, "n_shared_experts": 2},
     "deepseek_v3": _OF_DEEPSEEK,
     "deepseek_v32": _OF_DEEPSEEK,
     "glm_moe_dsa": {**_OF_DEEPSEEK, "q_lora_rank": 2048, "index_n_heads": 32},

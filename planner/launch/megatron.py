@@ -33,6 +33,7 @@ from meshwright.frameworks.megatron import (
 from meshwright.frameworks.record import layer_needs
 from meshwright.model_specs.adapters import EXPERTS, layer_matrices
 from meshwright.model_specs.blocks import (
+    FULL,
     LINEAR,
     WINDOWED,
     Mamba2Spec,
@@ -74,7 +75,7 @@ kv_heads activation gelu_form swiglu_alpha rope.scaling.type rope.scaling.low_fr
 rope.scaling.high_freq_factor rope.scaling.mscale rope.scaling.mscale_all_dim
 rope.scaling.attention_factor attention_output_bias attention_sinks sliding_window attention_order
 moe.shared_experts moe.dense_layers moe.router_bias moe.expert_bias moe.router_normalized norms_per_layer
-mtp_pattern
+mtp_pattern qk_norm_weights rope_in_windows_alone attention_scale
 """
 """Fields that several arguments say together."""
 MEGATRON_SAYS = {argument.word for argument in MODEL_ARGUMENTS} | set(_OTHERWISE.split())
@@ -92,8 +93,6 @@ def linear_bias(model: ModelSpec) -> bool:
 
 _SENTENCES = {
     "embedding_norm": "The norm after the embedding is left out.",
-    "embedding_scale": "Embeddings are not multiplied by {model.embedding_scale:g}.",
-    "output_scale": "Logits are not multiplied by {model.output_scale:g}.",
     "output_bias": "Logits have no bias.",
     "norm_bias": "Layer norms have a shift beside their scale.",
     "final_logit_cap": "Logits are not capped at {model.final_logit_cap:g}.",
@@ -128,7 +127,7 @@ _SENTENCES = {
     "qk_norm_full_width": "Query and key norms work head by head, not over all heads together.",
     "chunked_windows": "Windows slide: attention is not cut into chunks.",
     "rope_in_windows_alone": "Layers that attend to all positions have position embeddings too.",
-    "qk_norm_weights": "The norms of queries and keys have weights.",
+    "qk_norm_weights": "Layers without position embeddings norm queries and keys too.",
     "attention_scale": "Attention scores are divided by the root of a head's width, not multiplied by "
     "{model.attention_scale:g}.",
     "attention_logit_cap": "Attention scores are not capped at {model.attention_logit_cap:g}.",
@@ -151,7 +150,7 @@ _WITHOUT_SWITCH = (
     *("embedding_norm", "output_bias", "final_logit_cap", "window_heads", "reusing_ffn_hidden"),
     *("layer_inputs", "block_selection", "value_head_dim", "attention_head_gates", "value_norm"),
     *("values_are_keys", "norms_after_blocks", "parallel_block", "qk_norm_full_width"),
-    *("chunked_windows", "rope_in_windows_alone", "attention_scale", "attention_logit_cap"),
+    *("chunked_windows", "attention_logit_cap"),
 )
 """Fields of a model that Megatron has no switch for, whatever they hold beside `_OFF`."""
 _OFF = (None, False)
@@ -173,8 +172,9 @@ def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
         "router_bias": "The router has a bias." if biased else "The router's bias is left out.",
     }
     differing = {name: getattr(model, name) not in _OFF for name in _WITHOUT_SWITCH} | {
-        "embedding_scale": model.embedding_scale != 1,
-        "output_scale": model.output_scale != 1,
+        # Latent attention asks neither argument (megatron/core/transformer/multi_latent_attention.py).
+        "rope_in_windows_alone": model.rope_in_windows_alone and latent is not None,
+        "attention_scale": model.attention_scale is not None and latent is not None,
         "norm_bias": not model.norm_bias,
         "norms_per_layer": norms != (1 if patterned else 2),
         "biases": biased and not all(_biases(model)),
@@ -184,7 +184,8 @@ def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
         and model.swiglu_alpha not in (1, QUICK_GELU_ALPHA),
         "position": model.position == "alibi",
         "rope.scaling": bool(scaling),
-        "qk_norm_weights": model.qk_norm and not model.qk_norm_weights,
+        # Llama 4, which alone has chunks, norms where it turns (transformers, modeling_llama4.py).
+        "qk_norm_weights": model.qk_norm and not model.qk_norm_weights and model.chunked_windows,
     }
     if model.position == "rope":
         differing |= {
@@ -302,6 +303,7 @@ def said_of_model(model: ModelSpec, seq_len: int) -> dict[str, object]:
         "mlp_bias": linear_bias(model),
         "attention_bias": model.attention_bias and not linear_bias(model),
         **_attention(model),
+        **_scales(model),
         **_activation(model),
     }
     said |= _rope(model)
@@ -334,7 +336,8 @@ def _attention(model: ModelSpec) -> dict[str, object]:
     # With MLA the switch of norms is that on the two latents, which DeepSeek's models have.
     said: dict[str, object] = {
         "latent": latent is not None,
-        "qk_norm": model.qk_norm or latent is not None,
+        "qk_norm": (model.qk_norm and model.qk_norm_weights) or latent is not None,
+        "weightless_qk_norm": model.qk_norm and not model.qk_norm_weights,
         "full_attention_every": None,
     }
     if latent is None and model.kv_heads < model.heads:
@@ -364,7 +367,23 @@ def _attention(model: ModelSpec) -> dict[str, object]:
         said["full_attention_every"] = model.full_attention_every or None
         if model.attention_order is not None:
             said["full_attention_every"] = layer_list(model.attention_order.upper(), WINDOWED)
+    if model.rope_in_windows_alone and model.position == "rope" and latent is None:
+        said["unturned"] = layer_list(model.attention_letters.upper(), FULL)
     return said
+
+
+def _scales(model: ModelSpec) -> dict[str, object]:
+    """Factors on embeddings, logits and attention scores.
+
+    Of scores the factor is the root of one argument over the width of a head to the power of another
+    (megatron/core/transformer/transformer_config.py), whose default of 1 is not that of other models.
+    """
+    scale = None if model.attention is not None else model.attention_scale
+    if scale is None and model.embedding_scale == model.output_scale == 1:
+        return {}
+    if scale is None:
+        return {"scales": True, "scale_power": 0.5}
+    return {"scales": True, "scale_power": 0, "scale_width": scale**2}
 
 
 def _activation(model: ModelSpec) -> dict[str, object]:

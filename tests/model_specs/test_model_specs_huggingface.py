@@ -177,6 +177,12 @@ PUBLISHED = {
     "starcoder-15.5b": 15_517_456_384,  # built; 15.5B in arXiv 2305.06161
     "vaultgemma": 2_614_222_080,  # built
     "youtu-llm-2b": 1_961_560_064,  # built; 1.96B on the model card
+    # Language parts as transformers 5.24 builds them inside their wrappers.
+    "aria-25b": 24_869_091_840,  # 25B on the model card
+    "cosmos3-edge-2b": 1_946_273_792,
+    "deepseek-ocr2-3b": 2_934_734_080,
+    "muse-glimmer-30b": 27_854_780_928,
+    "paddleocr-vl": 360_748_032,  # that of ERNIE-4.5-0.3B
 }
 
 # Parameters of language model and image encoder together, as transformers 5.23 builds them.
@@ -219,6 +225,7 @@ def test_every_fixture_is_checked_and_every_family_has_one() -> None:
     wrappers = {"glm4v", "glm4v_moe", "mllama", "qwen3_vl", "qwen3_vl_moe"}
     wrappers |= {"glm_ocr", "granite4_vision", "granite_docling", "hunyuan_vl"}
     wrappers |= {"step3p7", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
+    wrappers |= {"aria", "cosmos3_edge", "deepseek_ocr2", "muse_glimmer", "paddleocr_vl"}
     assert read_types - set(FAMILIES) <= wrappers
 
 
@@ -1164,6 +1171,22 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
     assert read(data).full_attention_layers == 8
 
 
+def test_muse_glimmer_turns_under_windows_alone_and_counts_its_layers_from_the_last() -> None:
+    data = config("muse-glimmer-30b")
+    model = read(data)
+    assert (model.attention_letters[:8], model.rope_in_windows_alone) == ("WWWFWWWF", True)
+    assert model.attention_scale == pytest.approx(3.87 / 128**0.5)
+    text = data["text_config"]
+    unsaid = {name: text[name] for name in text if name not in ("layer_types", "layer_rope_theta")}
+    for layers in (52, 51):
+        fewer = read(data | {"text_config": unsaid | {"num_hidden_layers": layers}})
+        assert fewer.attention_letters == model.attention_letters[-layers:]
+        assert (fewer.rope, fewer.rope_in_windows_alone) == (model.rope, True)
+    wrong = text | {"layer_rope_theta": [10000.0] * 51 + [0]}
+    with pytest.raises(InputError, match="layer_rope_theta: must give all layers with a window"):
+        read(data | {"text_config": wrong})
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -1197,6 +1220,14 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
         (
             {"model_type": "deepseek_v4", "compress_ratios": [0, 4, 128], "index_topk": 512},
             "compress_ratios: attention to compressed keys and values",
+        ),
+        (
+            {"model_type": "muse_spark_text", "residual_gate_temperature": 0.3},
+            "residual_gate_temperature: gates on residuals",
+        ),
+        (
+            {"model_type": "molmo2_text", "additional_vocab_size": 128},
+            "additional_vocab_size: a token table with more rows than the head",
         ),
         (
             {"model_type": "minimax_m3", "sparse_attention_config": {}},

@@ -159,18 +159,24 @@ def import_transformers_built() -> None:
 
 
 def ask_transformers_built(case: dict[str, Any]) -> dict[str, Any]:
-    """What a training script builds of a config.json: its language part, or the `whole` that reads images."""
+    """What a training script builds of a config.json: its language part, alone or `inside` what reads
+    images, or the `whole` of the latter."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     document = json.loads(Path(case["file"]).read_text(encoding="utf-8"))
     config = AutoConfig.for_model(**document)
-    whole = case.get("whole", False)
+    inside = case.get("inside", False)
     with torch.device("meta"):
-        if whole:
+        if inside or case.get("whole", False):
             model = AutoModelForImageTextToText.from_config(config)
         else:
             model = AutoModelForCausalLM.from_config(config.get_text_config())
+    if inside:
+        # Of one tensor under two names, such as a tied head, parameters() has the first alone.
+        inner = model.model
+        text = getattr(inner, "language_model", None) or inner.text_model
+        model = torch.nn.ModuleList([text, model.lm_head])
     return counts(model, 1)
 
 

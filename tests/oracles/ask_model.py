@@ -53,4 +53,12 @@ def ask_model(case: dict[str, Any]) -> dict[str, Any]:
         "qkv_bias": config.add_qkv_bias,
         "tied": not args.untie_embeddings_and_output_weights,
         "mtp": config.mtp_num_layers or 0,
+        "embedding_scale": config.mup_embedding_mult,
+        "output_scale": config.mup_output_mult,
+        # Of a mu-parametrization, which scales nothing else at the width that it starts from.
+        "attention_scale": config.softmax_scale,
+        "width_scale": config.mup_width_mult,
+        "unturned": config.no_rope_freq,
+        "weightless_qk_norm": config.qk_l2_norm,
+        "qk_norm": config.qk_layernorm,
     }

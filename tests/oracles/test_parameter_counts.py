@@ -33,7 +33,6 @@ AS_LAUNCHED: dict[str, dict[str, object]] = {
     "embedding_norm": {"embedding_norm": False},
     "norms_per_layer": {"norms_per_layer": 2},
     "qk_norm_full_width": {"qk_norm_full_width": False},
-    "qk_norm_weights": {"qk_norm_weights": True},
 }
 """What the count is taken of where a launch file's note says that it trains another network."""
 UNKNOWN_TO_BRIDGE = (
@@ -201,11 +200,15 @@ WITH_CODE = {
 }  # fmt: skip
 """Models whose code, and with it the class of their configuration, comes with their files (of Sarvam's up to
 transformers 5.23)."""
-NOT_ALONE = WITH_CODE | {
-    "glm-4.1v-9b", "glm-4.5v", "glm-ocr", "granite-4-vision", "granite-docling", "hunyuan-vl", "mistral-4",
-    "qwen2.5-omni-7b", "qwen3-omni-30b-a3b", "step-3.7-flash",
+INSIDE = {
+    "aria-25b", "cosmos3-edge-2b", "deepseek-ocr2-3b", "glm-4.1v-9b", "glm-4.5v", "glm-ocr",
+    "granite-docling", "muse-glimmer-30b", "paddleocr-vl", "step-3.7-flash",
 }  # fmt: skip
-"""And models whose text part transformers builds inside that of a multimodal one alone."""
+NOT_ALONE = WITH_CODE | INSIDE | {
+    "granite-4-vision", "hunyuan-vl", "mistral-4", "qwen2.5-omni-7b", "qwen3-omni-30b-a3b",
+}  # fmt: skip
+"""And models whose text part transformers builds inside that of a multimodal one alone, some of these only
+with an encoder that their files here do not name."""
 
 
 def copied_config(path: Path, folder: Path) -> Path:
@@ -238,6 +241,16 @@ def test_transformers_builds_what_is_read_of_every_config_json(tmp_path: Path) -
         if not answer["ok"] or built_count(answer) != expected:
             wrong.append(f"{name}: {answer}, not {expected}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_transformers_builds_the_language_part_inside_a_model_that_reads_images(
+    tmp_path: Path,
+) -> None:
+    names = sorted(INSIDE)
+    cases = [{"file": str(CONFIGS / f"{name}.json"), "inside": True} for name in names]
+    for name, answer in zip(names, ask("transformers_built", cases, tmp_path), strict=True):
+        assert answer["ok"], (name, answer)
+        assert built_count(answer) == parameter_count(read_model(CONFIGS / f"{name}.json")), name
 
 
 WITHOUT_A_FIELD = (

@@ -58,7 +58,24 @@ def expected(model: ModelSpec) -> dict[str, Any]:
         "qkv_bias": model.attention_bias,
         "tied": model.tied_embeddings,
         "mtp": model.mtp_layers,
+        "embedding_scale": model.embedding_scale,
+        "output_scale": model.output_scale,
+        "attention_scale": _attention_scale(model),
+        "width_scale": 1.0,
+        "unturned": [int(letter in "Ff") for letter in model.attention_letters]
+        if model.rope_in_windows_alone
+        else None,
+        "weightless_qk_norm": model.qk_norm and not model.qk_norm_weights,
+        "qk_norm": model.attention is not None or (model.qk_norm and model.qk_norm_weights),
     }
+
+
+def _attention_scale(model: ModelSpec) -> float | None:
+    """The factor on attention scores, which follows from the width of heads where nothing scales."""
+    if model.attention_scale is not None:
+        return pytest.approx(model.attention_scale, rel=1e-12)
+    scales = model.embedding_scale != 1 or model.output_scale != 1
+    return pytest.approx(model.qk_head_dim**-0.5, rel=1e-12) if scales else None
 
 
 def _other_than_one(factor: float) -> float | None:

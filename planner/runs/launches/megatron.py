@@ -114,6 +114,9 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
             model |= {"mtp_layers": len(modules), "mtp_pattern": modules[0]}
         if "E" not in pattern:
             model.pop("moe", None)
+    if said["weightless_qk_norm"]:
+        model |= {"qk_norm": True, "qk_norm_weights": False}
+    model |= _scales(said, model.get("head_dim") or hidden // heads)
     return model | _window(said, layers) | _linear_attention(said, layers)
 
 
@@ -229,6 +232,17 @@ def _rope(said: Said, *, yarn: bool) -> dict[str, Any]:
     elif interpolation > 1:
         rope["scaling"] = {"type": "linear", "factor": interpolation}
     return rope
+
+
+def _scales(said: Said, head_dim: int) -> dict[str, Any]:
+    """Factors on embeddings, logits and attention scores: those of a mu-parametrization."""
+    scales = {word: said[word] for word in ("embedding_scale", "output_scale")}
+    power, width = said["scale_power"], said["scale_width"]
+    if not said["scales"]:
+        return {}
+    if (power, width) != (0.5, 1):
+        scales["attention_scale"] = width**0.5 / head_dim**power
+    return scales
 
 
 def _yarn_scaling(said: Said) -> dict[str, Any]:
@@ -375,7 +389,18 @@ def _window(said: Said, layers: int) -> dict[str, Any]:
         order = _attention_order(said, "full_attention_every", skip, layers, WINDOWED)
     if order.get("full_attention_every") == 1:
         return settings
-    return settings | {"sliding_window": int(tokens[1]) + 1} | order
+    turned = {"rope_in_windows_alone": True} if _unturned(said, layers) == order else {}
+    return settings | {"sliding_window": int(tokens[1]) + 1} | order | turned
+
+
+def _unturned(said: Said, layers: int) -> dict[str, Any]:
+    """Layers without position embeddings, as if they attended in full: each n-th, or those with a 1."""
+    text = said["unturned"].replace(" ", "")
+    every = number_in(text)
+    if every:
+        return {"full_attention_every": every}
+    pattern = _layer_pattern(text, layers)
+    return order_fields([digit == 1 for digit in pattern], WINDOWED) if pattern else {}
 
 
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}

@@ -115,12 +115,13 @@ def launched(model: ModelSpec, folder: Path) -> tuple[ModelSpec, str]:
 
 def test_megatron_says_what_it_trains_otherwise(tmp_path: Path) -> None:
     cohere = read_model(CONFIGS / "command-r7b.json")
-    _, script = launched(cohere, tmp_path / "cohere")
+    model, script = launched(cohere, tmp_path / "cohere")
+    assert (model.rope_in_windows_alone, model.output_scale) == (True, 0.25)
     for words in (
         "Layer norms have a shift beside their scale.",
         "Attention and feed-forward run one after the other, not side by side.",
-        "Layers that attend to all positions have position embeddings too.",
-        "Logits are not multiplied by 0.25.",
+        "--no-rope-freq",
+        "--mup-output-mult 0.25",
     ):
         assert words in script
     phi = read_model(CONFIGS / "phi-3.5-moe.json")
