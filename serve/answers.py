@@ -230,7 +230,15 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def read_question(kind: type[Kind], fields: Mapping[str, object]) -> Kind:
-    """A question as the page sends it. Raises InputError, a line for each mistake."""
+    """A question as the page sends it. Raises InputError, a line for each mistake.
+
+    Parameters
+    ----------
+    kind
+        The questions of one form.
+    fields
+        By name, as they come in JSON.
+    """
     return validated(kind, fields, "question")
 
 
