@@ -35,10 +35,10 @@ LARGEST_NUMBER = 10**7
 
 @cache
 def words_of_others() -> dict[str, Any]:
-    """What users of other programs type in place of commands, options and values (`words.yaml`)."""
+    """What users of other programs type in place of commands, options and values (`data/words.yaml`)."""
     from meshwright.documents import packaged_document
 
-    words: dict[str, Any] = packaged_document("meshwright.commands", "words.yaml")
+    words: dict[str, Any] = packaged_document("meshwright.commands", "data/words.yaml")
     return words
 
 
