@@ -14,32 +14,22 @@ specs that were read before:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from meshwright.documents import path_of, write_files
 from meshwright.errors import InfeasibleError, InputError, known_keywords, refuse_unknown
+from meshwright.planner.request.options import FilePath, PlanOptions, TrainingOptions, takes
 
 if TYPE_CHECKING:
     from meshwright.cluster_specs.importers.document import ImportedCluster
     from meshwright.cluster_specs.reader import MixedClusterSpec
     from meshwright.cluster_specs.schema import ClusterSpec
     from meshwright.costmodel.calibration import Calibration
-    from meshwright.costmodel.execution_names import (
-        Dispatcher,
-        Method,
-        Optimizer,
-        PlanObjective,
-        Precision,
-        ReferencePlace,
-        ScheduleName,
-        StepKindName,
-    )
-    from meshwright.costmodel.losses import LossName
-    from meshwright.frameworks.record import FrameworkName
+    from meshwright.costmodel.execution_names import ScheduleName
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.analysis.traffic import MappingOrder
     from meshwright.planner.audit import Audit, Audits
@@ -144,6 +134,7 @@ def plan_batch(
 
 
 @known_keywords
+@takes(TrainingOptions)
 def recommend(
     model: str,
     *,
@@ -156,25 +147,14 @@ def recommend(
     tokens: float | None = None,
     days: float | None = None,
     gpu_hour_price: float | None = None,
-    precision: Precision = "bf16",
-    optimizer: Optimizer = "adam",
-    framework: FrameworkName = "megatron",
-    pin: Mapping[str, int | str] | str = "",
-    forbid: Sequence[str] = (),
-    train: str = "full",
-    lora_rank: int | None = None,
-    lora_targets: Iterable[str] | str | None = None,
-    loss: LossName | None = None,
-    kind: StepKindName = "pretrain",
-    reference: ReferencePlace | None = None,
     sizes: Sequence[int] = (),
     reserve_gib: Sequence[float] = (),
-    memory_risk: float = 0.05,
     calibration: str | PathLike[str] | None = None,
     workers: int | None = None,
     cache: str | PathLike[str] | None = None,
     no_cache: bool = False,
     progress: Callable[[str], None] | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> Recommendation:
     """Find the fewest GPUs, or the cheapest cluster, on which a model reaches a target.
 
@@ -233,72 +213,26 @@ def recommend(
         plan={
             "global_batch": global_batch,
             "seq_len": seq_len,
-            "memory_risk": memory_risk,
-            "precision": precision,
-            "optimizer": optimizer,
-            "framework": framework,
             "tokens": tokens,
             "days": days,
             "gpu_hour_price": gpu_hour_price,
-            "pin": pin,
-            "forbid": forbid,
-            "train": train,
-            "lora_rank": lora_rank,
-            "lora_targets": lora_targets,
-            "loss": loss,
-            "kind": kind,
-            "reference": reference,
             "calibration": None if calibration is None else str(calibration),
+            **options,
         },
     )
     return plan_sizes(request, progress or (lambda line: None))
 
 
-FilePath = str | PathLike[str]
 Progress = Callable[[str], None]
 
 
 @known_keywords
+@takes(PlanOptions)
 def plan(
     model: FilePath | ModelSpec,
     *,
     cluster: FilePath | ClusterSpec | Mapping[str, object],
-    gpus: int | None = None,
     global_batch: int,
-    seq_len: int | None = None,
-    lengths: FilePath | None = None,
-    pack_size: int | None = None,
-    packing: str | None = None,
-    hybrid_cp: bool = False,
-    precision: Precision = "bf16",
-    optimizer: Optimizer = "adam",
-    framework: FrameworkName = "megatron",
-    pin: Mapping[str, int | str] | str = "",
-    forbid: Iterable[str] | str = (),
-    reserve_gib: float = 0.0,
-    memory_risk: float = 0.05,
-    expert_loads: FilePath | None = None,
-    moe_dispatch: Dispatcher | None = None,
-    without: Iterable[str] | str = (),
-    allow: Iterable[str] | str = (),
-    inside_domain: Iterable[str] | str = (),
-    max_cut_use: float = 1.0,
-    calibration: FilePath | Calibration | None = None,
-    objective: PlanObjective = "nominal",
-    method: Method = "cp-sat",
-    top: int = 1,
-    time_limit_s: float | None = None,
-    seed: int = 0,
-    nodes: str | None = None,
-    train: str = "full",
-    lora_rank: int | None = None,
-    lora_targets: Iterable[str] | str | None = None,
-    image_tokens: int = 0,
-    images_per_sequence: int | None = None,
-    freeze_encoder: bool = False,
-    loss: LossName | None = None,
-    kind: StepKindName = "pretrain",
-    reference: ReferencePlace | None = None,
     robustness: bool = True,
     baseline: FilePath | None = None,
     tokens: float | None = None,
@@ -306,6 +240,7 @@ def plan(
     gpu_hour_price: float | None = None,
     export_model: FilePath | None = None,
     progress: Progress | None = None,
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """Find the fastest layout of a model on a cluster, with a proof.
 
@@ -332,21 +267,22 @@ def plan(
         Whether the samples of packs are dealt to ranks one by one, each to as many as it needs (hybrid
         context parallelism): a sample fills a pack on cp ranks.
     precision
-        bf16, fp16, fp8, mxfp8 or nvfp4.
+        bf16 (by default), fp16, fp8, mxfp8 or nvfp4.
     optimizer
-        adam, sgd, muon, lion, adafactor, adam-8bit, paged-adam or paged-adam-8bit: what the framework has of
-        them.
+        adam (by default), sgd, muon, lion, adafactor, adam-8bit, paged-adam or paged-adam-8bit: what the
+        framework has of them.
     framework
-        megatron, torchtitan, deepspeed or fsdp2: decides what a layout may use, and its launch files.
+        megatron (by default), torchtitan, deepspeed or fsdp2: decides what a layout may use, and its
+        launch files.
     pin
         Choices that are fixed: `{"tp": 8, "recompute": "none"}` or `"tp=8,recompute=none"`.
     forbid
         Choices that are excluded, such as `["full-recompute", "cp"]`.
     reserve_gib
-        HBM to leave free on every GPU, GiB, 0 to 10,000.
+        HBM to leave free on every GPU, GiB, 0 (by default) to 10,000.
     memory_risk
         Share of the measured errors of predicted memory with which the plan may not fit, 1e-6 to 0.5, which
-        takes the prediction as it stands.
+        takes the prediction as it stands; 0.05 by default.
     expert_loads
         File of measured routing: experts are placed too, and their balance prices the layouts.
     moe_dispatch
@@ -364,27 +300,27 @@ def plan(
         and ep, as `"ep,cp"` or a list.
     max_cut_use
         Share of the capacity of every cut of the fabric that this job and others together may use in a phase,
-        1e-6 to 1, which limits nothing; below 1 for fabrics whose leaves are alike.
+        1e-6 to 1, which limits nothing and is the default; below 1 for fabrics whose leaves are alike.
     calibration
         What `calibrate` learned of this stack, or its file.
     objective
-        nominal, or expected: the mean step time over the posterior of `calibration`; without one, the step
-        time multiplied by what measured pairs of runs correct of the plan's settings.
+        nominal (by default), or expected: the mean step time over the posterior of `calibration`; without
+        one, the step time multiplied by what measured pairs of runs correct of the plan's settings.
     method
-        cp-sat, or exhaustive: price every layout.
+        cp-sat (by default), or exhaustive: price every layout.
     top
-        How many of the best layouts to prove and list, 1 to 1000.
+        How many of the best layouts to prove and list, 1 (by default) to 1000.
     time_limit_s
         Seconds for the search, 0 to 31,536,000; None searches until the proof.
     seed
-        Seed of the solver, 0 to 2,147,483,647. The same arguments give the same plan.
+        Seed of the solver, 0 (by default) to 2,147,483,647. The same arguments give the same plan.
     nodes
         Slurm host list, or a file of them: only these nodes of the cluster file are used. When None, those
         of the Slurm job that this runs in, if the cluster lists them.
     train, lora_rank, lora_targets
-        What is trained: full for every parameter, lora for adapters beside frozen weights, qlora for the same
-        beside weights of 4 bits; the width of the adapters, 1 to 8192, 16 when None; and the matrices that
-        have one, such as `"q_proj,v_proj"`, all-linear when None.
+        What is trained: full (by default) for every parameter, lora for adapters beside frozen weights, qlora
+        for the same beside weights of 4 bits; the width of the adapters, 1 to 8192, 16 when None; and the
+        matrices that have one, such as `"q_proj,v_proj"`, all-linear when None.
     image_tokens, images_per_sequence, freeze_encoder
         Tokens of a sequence that are of images, as the language model reads them, 0 for text alone without
         the encoder; the images that share them, 1 or more, one or as many as a fixed size makes when None;
@@ -394,8 +330,8 @@ def plan(
         on), chunk by chunk of tokens; all-logits, or as the framework does when None: on the logits of all
         tokens, but for dpo and kto, whose trainers of TRL run as fused-head.
     kind
-        What a step does with a sample: pretrain, sft, dpo, kto, orpo or reward. `global_batch` counts
-        pairs of a chosen and a rejected sequence in dpo, orpo and reward, and `seq_len` is of each of them.
+        What a step does with a sample: pretrain (by default), sft, dpo, kto, orpo or reward. `global_batch`
+        counts pairs of a chosen and a rejected sequence in dpo, orpo and reward, and `seq_len` is of each.
     reference
         Where the reference model of dpo and kto is: resident (when None), offloaded to the host's memory, or
         precomputed, its log-probabilities being in the data. Adapters have their frozen base as reference.
@@ -440,49 +376,13 @@ def plan(
 
     budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
     # What reading takes, with the placing of experts, counts as well.
-    with within(time_limit_s):
+    with within(options.get("time_limit_s")):
         from meshwright.planner.plan.make_plan import make_plan
         from meshwright.planner.request.reader import read_request
 
+        best = options.pop("top", 1)
         request = read_request(
-            model=model,
-            cluster=cluster,
-            gpus=gpus,
-            global_batch=global_batch,
-            seq_len=seq_len,
-            lengths=lengths,
-            pack_size=pack_size,
-            packing=packing,
-            hybrid_cp=hybrid_cp,
-            precision=precision,
-            optimizer=optimizer,
-            framework=framework,
-            pin=pin,
-            forbid=forbid,
-            reserve_gib=reserve_gib,
-            memory_risk=memory_risk,
-            expert_loads=None if expert_loads is None else path_of(expert_loads, "expert_loads"),
-            moe_dispatch=moe_dispatch,
-            without=without,
-            allow=allow,
-            inside_domain=inside_domain,
-            max_cut_use=max_cut_use,
-            calibration=calibration,
-            objective=objective,
-            method=method,
-            top_k=top,
-            time_limit_s=time_limit_s,
-            seed=seed,
-            nodes=nodes,
-            train=train,
-            lora_rank=lora_rank,
-            lora_targets=lora_targets,
-            image_tokens=image_tokens,
-            images_per_sequence=images_per_sequence,
-            freeze_encoder=freeze_encoder,
-            loss=loss,
-            kind=kind,
-            reference=reference,
+            model=model, cluster=cluster, global_batch=global_batch, top_k=best, **options
         )
         model_file = None if export_model is None else path_of(export_model, "export_model")
         from meshwright.planner.plan.document import with_digest
@@ -728,26 +628,12 @@ def place_experts(
 # The public function that plans on a cluster whose parts differ.
 
 
+@takes(PlanOptions)
 def plan_mixed(
     model: str | PathLike[str] | ModelSpec,
     *,
     cluster: str | PathLike[str] | MixedClusterSpec,
-    gpus: int | None = None,
     global_batch: int,
-    seq_len: int | None = None,
-    precision: Precision = "bf16",
-    optimizer: Optimizer = "adam",
-    framework: FrameworkName = "megatron",
-    pin: Mapping[str, int | str] | str = "",
-    forbid: Iterable[str] | str = (),
-    reserve_gib: float = 0.0,
-    memory_risk: float = 0.05,
-    moe_dispatch: Dispatcher | None = None,
-    without: Iterable[str] | str = (),
-    allow: Iterable[str] | str = (),
-    calibration: str | PathLike[str] | Calibration | None = None,
-    time_limit_s: float | None = None,
-    seed: int = 0,
     choices: bool = True,
     robustness: bool = False,
     baseline: str | PathLike[str] | None = None,
@@ -756,7 +642,7 @@ def plan_mixed(
     gpu_hour_price: float | None = None,
     export_model: FilePath | None = None,
     progress: Callable[[str], None] | None = None,
-    **others: object,
+    **options: Unpack[PlanOptions],
 ) -> MixedResult:
     """Find the fastest plan on a mixed cluster: a pipeline through parts of it, or a plan on one part.
 
@@ -770,8 +656,14 @@ def plan_mixed(
         GPUs in use: all of the cluster's, which None stands for.
     global_batch, seq_len, precision, optimizer, framework, pin, forbid, reserve_gib, memory_risk
         As `plan` takes them.
-    moe_dispatch, without, allow, calibration, seed, progress
+    moe_dispatch, without, allow, inside_domain, max_cut_use, calibration, objective, method, top, seed
         As `plan` takes them.
+    train, lora_rank, lora_targets, kind, reference, loss, lengths, pack_size, packing, expert_loads, nodes
+        As `plan` takes them; nodes are of all parts.
+    image_tokens, images_per_sequence, freeze_encoder, progress
+        As `plan` takes them.
+    hybrid_cp
+        False: mixed clusters do not have it.
     time_limit_s
         Seconds for the whole search, 0 to 31,536,000; None searches until the proof.
     choices
@@ -786,11 +678,6 @@ def plan_mixed(
     export_model
         Where to write all that was priced, on parts alone and through several, as one CP-SAT model; as `plan`
         takes it.
-    **others
-        Further arguments of `plan`: those of what is trained on what (`train`, `lora_rank`, `lora_targets`,
-        `kind`, `reference`, `loss`, `lengths`, `pack_size`, `packing`, `image_tokens`,
-        `images_per_sequence`, `freeze_encoder`) and `top` as there. Of the others, which mixed clusters do
-        not have, only their plain values are accepted.
 
     Returns
     -------
@@ -808,27 +695,7 @@ def plan_mixed(
     from meshwright.planner.plan.training_cost import Budget
 
     budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
-    request = read_mixed_request(
-        model=model,
-        cluster=cluster,
-        gpus=gpus,
-        global_batch=global_batch,
-        seq_len=seq_len,
-        precision=precision,
-        optimizer=optimizer,
-        framework=framework,
-        pin=pin,
-        forbid=forbid,
-        reserve_gib=reserve_gib,
-        memory_risk=memory_risk,
-        moe_dispatch=moe_dispatch,
-        without=without,
-        allow=allow,
-        calibration=calibration,
-        time_limit_s=time_limit_s,
-        seed=seed,
-        **others,
-    )
+    request = read_mixed_request(model=model, cluster=cluster, global_batch=global_batch, **options)
     searched = partial(
         make_mixed_plan,
         request,

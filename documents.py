@@ -201,6 +201,13 @@ class PackagedEntries(Mapping[str, Any]):
 def parse_mapping(text: str, where: str) -> dict[str, object]:
     """A JSON or YAML document whose root is a mapping with text keys; `where` names it in errors.
 
+    Parameters
+    ----------
+    text
+        The document.
+    where
+        A path, or what it is.
+
     Raises
     ------
     InputError

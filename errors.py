@@ -14,10 +14,10 @@ import difflib
 from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
 from functools import wraps
+from inspect import Parameter, signature
 from itertools import islice
 from numbers import Integral
 from os import PathLike
-from types import CodeType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
@@ -151,12 +151,13 @@ def known_keywords(function: Callable[Arguments, Result]) -> Callable[Arguments,
     callable
         The same, which raises InputError for a keyword that is no parameter.
     """
-    code: CodeType = function.__code__
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    several = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    own = signature(function).parameters.values()
+    parameters = [each.name for each in own if each.kind not in several]
 
     @wraps(function)
     def checked(*args: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        refuse_unknown(keywords, parameters, where=code.co_name)
+        refuse_unknown(keywords, parameters, where=function.__name__)
         return function(*args, **keywords)
 
     return checked

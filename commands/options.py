@@ -35,10 +35,10 @@ LARGEST_NUMBER = 10**7
 
 @cache
 def words_of_others() -> dict[str, Any]:
-    """What users of other programs type in place of commands, options and values (`words.yaml`)."""
+    """What users of other programs type in place of commands, options and values (`data/words.yaml`)."""
     from meshwright.documents import packaged_document
 
-    words: dict[str, Any] = packaged_document("meshwright.commands", "words.yaml")
+    words: dict[str, Any] = packaged_document("meshwright.commands", "data/words.yaml")
     return words
 
 
@@ -158,14 +158,42 @@ def _add(options: Options, command: Command) -> Command:
 def value_option(
     names: str, kind: Any, metavar: str, help: str, **settings: Any
 ) -> Callable[[Any], Any]:
-    """An option that takes a value; `names` are the flag, and the parameter where it has another name."""
+    """An option that takes a value; `names` are the flag, and the parameter where it has another name.
+
+    Parameters
+    ----------
+    names
+        As in `--top top_k`.
+    kind
+        A type of click, or a class.
+    metavar
+        What `--help` calls the value.
+    help
+        A sentence.
+    settings
+        Further arguments of `click.option`.
+    """
     return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
 
 
 def default_option(
     names: str, kind: Any, default: object, metavar: str | None, help: str
 ) -> Callable[[Any], Any]:
-    """An option that takes a value and whose default `--help` shows."""
+    """An option that takes a value and whose default `--help` shows.
+
+    Parameters
+    ----------
+    names
+        The flag, and the parameter where it has another name.
+    kind
+        A type of click, or a class.
+    default
+        What stands for an option that is left out.
+    metavar
+        What `--help` calls the value; None for the kind's own word.
+    help
+        A sentence.
+    """
     settings: dict[str, Any] = {"default": default, "show_default": True}
     return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
 
@@ -176,6 +204,17 @@ def choice_option(
     """An option that takes one of the names that a module of meshwright holds: `module.NAMES`.
 
     A default is shown by `--help`.
+
+    Parameters
+    ----------
+    names
+        The flag, and the parameter where it has another name.
+    where
+        Module and collection; read when they are asked for, so that `--help` of others stays fast.
+    help
+        A sentence, or none.
+    settings
+        Further arguments of `click.option`.
     """
     module, _, collection = where.rpartition(".")
     if "default" in settings:

@@ -210,6 +210,15 @@ _FIELDS_OF_OPTIONS = {
 def as_typed(message: str, command: click.Command | None) -> str:
     """A message about a field of a request, with the option of the command that says it.
 
+    Parameters
+    ----------
+    message
+        Of an InputError: the field, a colon, what is wrong.
+    command
+        That was called; None where none was.
+
+    Examples
+    --------
     >>> as_typed("top_k: 0 is out of range (layouts)", click.Command("plan"))
     '--top: 0 is out of range (layouts)'
     """
@@ -345,6 +354,15 @@ def _number_of(message: str) -> str | None:
 def in_digits(message: str, name: str = "") -> str:
     """What to write where a number of the parameter `name` was refused for its unit.
 
+    Parameters
+    ----------
+    message
+        What click says of the value.
+    name
+        The parameter's: where it counts GiB or seconds, or GPUs, another advice follows.
+
+    Examples
+    --------
     >>> in_digits("'2h' is not a valid float range.", "time_limit")
     "'2h' is not a number: write 7200, in seconds."
     >>> in_digits("'8xH100' is not a valid integer.", "gpus")
@@ -399,6 +417,13 @@ def _without_unit(typed: re.Match[str], name: str, *, is_whole: bool) -> str:
 def say(text: str = "", *, err: bool = False) -> None:
     """Prints a line. Once its reader has gone (`| head`) it goes nowhere, and the command goes on: files are
     written, and the exit code tells of the answer.
+
+    Parameters
+    ----------
+    text
+        The line, without its end.
+    err
+        Whether it goes to standard error.
 
     Raises
     ------
@@ -462,7 +487,17 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def give(as_json: bool, document: dict[str, Any], view: Callable[[], View]) -> None:
-    """Prints a document where --json asks for it, else a view."""
+    """Prints a document where --json asks for it, else a view.
+
+    Parameters
+    ----------
+    as_json
+        Whether --json was given.
+    document
+        What it prints.
+    view
+        Makes what is printed otherwise.
+    """
     if as_json:
         print_json(document)
     else:
@@ -491,7 +526,17 @@ def show(view: View) -> None:
 def answer(
     document: dict[str, Any], view: Callable[[dict[str, Any]], View], calculator: str
 ) -> None:
-    """Prints the answer of a calculator: a document or a view, with what is behind it where --why asks."""
+    """Prints the answer of a calculator: a document or a view, with what is behind it where --why asks.
+
+    Parameters
+    ----------
+    document
+        What the calculator found; its `operation` chooses among formulas.
+    view
+        Makes of it what is printed without --json.
+    calculator
+        Name of the command.
+    """
     meta = click.get_current_context().meta
     if meta[_WHY]:
         from meshwright.planner.calculators.formulas import formulas
@@ -523,7 +568,17 @@ def warn(words: str, lines: Iterable[str]) -> None:
 
 
 def write_plan(directory: Path, files: Mapping[str, str], force: bool) -> None:
-    """Writes the files of a plan, and warns of those that an earlier plan left beside them."""
+    """Writes the files of a plan, and warns of those that an earlier plan left beside them.
+
+    Parameters
+    ----------
+    directory
+        Where they go; made if need be.
+    files
+        Texts by name.
+    force
+        Whether files that are there are replaced.
+    """
     from meshwright.documents import left_over, write_files
     from meshwright.planner.launch.plan_files import PLAN_FILES
     from meshwright.planner.plan.texts import MIXED_FILE
@@ -606,7 +661,15 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], bool
 
 
 def common(command: Decorated, *, is_passed: bool = True) -> Decorated:
-    """--json and --debug, which every command has; `is_passed` where the command takes `as_json` itself."""
+    """--json and --debug, which every command has; `is_passed` where the command takes `as_json` itself.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it.
+    is_passed
+        Whether the function has a parameter `as_json`.
+    """
     option = click.option(
         "--json",
         "as_json",

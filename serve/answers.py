@@ -68,8 +68,6 @@ class PlanQuestion(JobDoc):
     """A file of this machine, which a page cannot name."""
     time_limit: Annotated[float, Field(ge=1, le=LONGEST_S)] = USUAL_S
     top: Annotated[int, Field(ge=1, le=20)] = 5
-    train: str = EVERY_PARAMETER
-    lora_rank: int | None = None
     lora_targets: Annotated[str, Field(max_length=400)] | None = None
     robustness: bool = True
     """Whether the plan is searched again with the cost model off by its measured error."""
@@ -230,7 +228,15 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def read_question(kind: type[Kind], fields: Mapping[str, object]) -> Kind:
-    """A question as the page sends it. Raises InputError, a line for each mistake."""
+    """A question as the page sends it. Raises InputError, a line for each mistake.
+
+    Parameters
+    ----------
+    kind
+        The questions of one form.
+    fields
+        By name, as they come in JSON.
+    """
     return validated(kind, fields, "question")
 
 
@@ -243,7 +249,6 @@ SIZE_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
 MOST_STEPS = 12
 """Plans between which a search for the fewest GPUs shares its time: as a bisection of 1,024 nodes takes."""
 _NOT_OF_PLAN = {"name", "calibration", "time_limit", "top", *COST_FIELDS}
-_ADAPTERS = ("train", "lora_rank", "lora_targets")
 _OF_PLAN = tuple(name for name in JobDoc.model_fields if name not in _NOT_OF_PLAN)
 
 
@@ -284,10 +289,7 @@ def error_document(error: Exception) -> dict[str, Any]:
 def answer_plan(fields: Fields, say: Say) -> Answer:
     """The fastest layout, as `meshwright plan` finds it."""
     plan = api.plan(
-        **{
-            name: fields[name]
-            for name in (*_OF_PLAN, *_ADAPTERS, "top", "robustness", *COST_FIELDS)
-        },
+        **{name: fields[name] for name in (*_OF_PLAN, "top", "robustness", *COST_FIELDS)},
         time_limit_s=fields["time_limit"],
         progress=lambda words: say({"words": words}),
     )
@@ -364,7 +366,7 @@ def _cards(plan: Plan) -> list[tuple[str, str, str]]:
 
 def answer_sizes(fields: Fields, say: Say) -> Answer:
     """A plan at each of some numbers of GPUs, told one by one: GPUs against time, dollars and kWh."""
-    options = {name: fields[name] for name in (*_OF_PLAN, *_ADAPTERS, *COST_FIELDS)}
+    options = {name: fields[name] for name in (*_OF_PLAN, *COST_FIELDS)}
     for name in ("model", "cluster", "gpus"):
         del options[name]
     sizes = _sizes(fields)

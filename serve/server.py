@@ -169,7 +169,17 @@ async def _whole_body(receive: Receive) -> bytes | None:
 
 
 def error_response(status: int, message: str, **others: Any) -> Response:
-    """An error as the page reads it."""
+    """An error as the page reads it.
+
+    Parameters
+    ----------
+    status
+        Of HTTP; 429 asks to come again in 2 seconds.
+    message
+        A sentence for the user.
+    others
+        Fields of the error beside it, such as `where`.
+    """
     from starlette.responses import JSONResponse
 
     error = {"message": message, "where": None, "exit_code": 2, **others}

@@ -107,7 +107,7 @@ _BESIDE = {
         (
             meshwright.plan_mixed,
             "planner.mixed.document.read_mixed_request",
-            _BESIDE | {"choices", "others"},
+            _BESIDE | {"choices"},
         ),
     ],
 )

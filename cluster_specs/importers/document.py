@@ -232,6 +232,13 @@ def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> FileFacts:
     Adapters without a host name (a bare product name, SHARP's aggregation nodes) and hosts with at most half
     as many ports as is usual (managers, gateways) are left out, which a note says. Raises InputError with
     the line that cannot be read.
+
+    Parameters
+    ----------
+    source
+        What ibnetdiscover printed.
+    node
+        The cluster that it is about, as far as it is known.
     """
     elements = {element.name: element for element in _elements(source)}
     switches = {name: element for name, element in elements.items() if element.kind == "Switch"}
@@ -677,6 +684,13 @@ def read_topo_matrix(source: SourceText, node: ClusterSpec) -> FileFacts:
     """GPUs of the node, those that NVLink joins, and the NICs at their side.
 
     Raises InputError with the line that is not part of such a matrix, or whose cells contradict another.
+
+    Parameters
+    ----------
+    source
+        What `nvidia-smi topo -m` printed.
+    node
+        The cluster whose node it is, as far as it is known.
     """
     matrix = _matrix(source)
     links: dict[str, dict[str, int]] = {gpu: {} for gpu in matrix.gpus}

@@ -37,7 +37,15 @@ class SourceText:
         return InputError(f"{self.name}:{line}: expected {what}, got {shown(got)}")
 
     def wrong(self, line: int, what: str) -> InputError:
-        """An error at a line (from 1) of this file, in whole words."""
+        """An error at a line (from 1) of this file, in whole words.
+
+        Parameters
+        ----------
+        line
+            From 1.
+        what
+            The sentence.
+        """
         return InputError(f"{self.name}:{line}: {what}")
 
 
@@ -90,6 +98,13 @@ def expand(text: str, limit: int) -> list[str]:
     """The names in the order in which they are written, repeated ones included.
 
     Raises InputError if the text is no host list or stands for more than `limit` names.
+
+    Parameters
+    ----------
+    text
+        A host list of Slurm, such as `node[1-3,7]`.
+    limit
+        Most names that it may stand for.
     """
     if len(text) > LONGEST_EXPRESSION:
         raise InputError(
@@ -177,7 +192,15 @@ class SwitchTree:
     switch_of_node: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, line: int) -> None:
-        """A switch. Raises InputError if it is there already."""
+        """A switch. Raises InputError if it is there already.
+
+        Parameters
+        ----------
+        name
+            As the file calls it.
+        line
+            Where it is described, from 1.
+        """
         if name in self.lines:
             raise self.source.wrong(
                 line, f"{name!r} is described a second time, first on line {self.lines[name]}"
@@ -232,6 +255,13 @@ class SwitchTree:
         A node higher up than others is given its own switch at the levels it lacks; trees that nothing joins
         are joined at the top, which a note says. Raises InputError for a switch that is named as a child
         but not described, and for a circle.
+
+        Parameters
+        ----------
+        titles
+            Names to show, by switch; their own when None.
+        notes
+            Remarks that are handed on.
         """
         for child in self.parents:
             if child not in self.lines:
@@ -393,6 +423,13 @@ def link_fields(
     A GPU with more links to its peers in all than it has ports reaches them through a switch, with all of
     its links. The domain is the largest set of GPUs that links join; sets of different sizes count as the
     smallest, as a group must fit any of them.
+
+    Parameters
+    ----------
+    links
+        By GPU, the number of NVLinks to each other GPU.
+    node
+        The cluster whose node it is; its device says how fast a link is.
     """
     sizes = sorted(_domain_sizes(links))
     gpus, domain = len(links), sizes[0]

@@ -74,6 +74,13 @@ def read_nccl_log(source: SourceText, node: ClusterSpec) -> FileFacts:
     `node` is the cluster that the log was taken on: hosts that it lists are looked up, so that the smallest
     block around all of them is the level; otherwise several hosts span the outermost. Raises InputError
     with the line that cannot be read, or if the log has no rows or does not say where it ran.
+
+    Parameters
+    ----------
+    source
+        The log.
+    node
+        The cluster.
     """
     lines = _lines(source)
     hosts = _hosts(source, lines)

@@ -46,6 +46,13 @@ def read_conf(source: SourceText, titles: bool = False) -> FileFacts:
     """The nodes of a topology.conf under their switches or blocks.
 
     With `titles`, a comment `# switch.1.1=leaf-a`, which topograph writes, gives the name to show.
+
+    Parameters
+    ----------
+    source
+        The file.
+    titles
+        Whether comments are read for names.
     """
     lines = list(_lines(source))
     if not lines:
@@ -182,6 +189,13 @@ def read_yaml(source: SourceText, topology: str | None = None) -> FileFacts:
     """The nodes of one topology: the one asked for, else the cluster's default, else the first.
 
     Raises InputError, with the line, if there is no such topology or if it is flat.
+
+    Parameters
+    ----------
+    source
+        The file, a list of topologies.
+    topology
+        The name of one; None for the default.
     """
     entries = {}
     for node in _items(source, compose(source.text, source.name), "a list of topologies"):
@@ -311,7 +325,15 @@ APART = "fabric"
 
 
 def read_topograph(source: SourceText, topology: str | None = None) -> FileFacts:
-    """The nodes of a topograph output, whichever of its formats it is in."""
+    """The nodes of a topograph output, whichever of its formats it is in.
+
+    Parameters
+    ----------
+    source
+        The output: a graph in JSON, YAML or a topology.conf.
+    topology
+        The name of one of several, where it is YAML; None for the default.
+    """
     head = next((line for line in source.text.splitlines() if line.strip() and line[0] != "#"), "")
     if head.lstrip().startswith("{"):
         return _graph(source)

@@ -86,7 +86,15 @@ def least_counts(load: Loads, slots: int, gpus: int, limit: float) -> tuple[Coun
 
 
 def partitions(groups: int, nodes: int) -> int:
-    """Ways to split groups into `nodes` unordered sets of one size."""
+    """Ways to split groups into `nodes` unordered sets of one size.
+
+    Parameters
+    ----------
+    groups
+        Things to split, a multiple of `nodes`.
+    nodes
+        Number of sets, from 1.
+    """
     size, ways, remaining = groups // nodes, 1, groups
     for _ in range(nodes):
         ways *= comb(remaining - 1, size - 1)

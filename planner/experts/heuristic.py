@@ -289,7 +289,15 @@ class SearchBudget:
 
 
 def first_answer(rows: Rows, gap: float) -> State:
-    """Counts with the smallest largest replica, longest processing time first, exchanges."""
+    """Counts with the smallest largest replica, longest processing time first, exchanges.
+
+    Parameters
+    ----------
+    rows
+        Layers to place, each in its windows.
+    gap
+        Share above the bound with which a row counts as solved, from 0.
+    """
     counts = greedy_counts(rows.loads.max(axis=1), rows.slots, rows.gpus)
     bound = balance_bound(rows.loads, rows.slots, rows.gpus)
     slots = _packed(rows, counts, np.maximum(bound, rows.needed), gap)

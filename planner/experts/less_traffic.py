@@ -56,7 +56,13 @@ class Term(Protocol):
         """More of it if u and v change places, [units, units]."""
 
     def swap(self, a: int, b: int) -> None:
-        """Units a and b change places."""
+        """Units a and b change places.
+
+        Parameters
+        ----------
+        a, b
+            Their numbers, from 0.
+        """
 
 
 class Touched:
@@ -217,7 +223,15 @@ class FromSources:
 
 
 def replica_pairs(pairs: Loads, slots: Slots) -> Loads:
-    """Co-activation of experts [experts, experts] shared evenly by their replicas, [slots, slots]."""
+    """Co-activation of experts [experts, experts] shared evenly by their replicas, [slots, slots].
+
+    Parameters
+    ----------
+    pairs
+        How many tokens chose two experts together, [experts, experts].
+    slots
+        Expert of each slot, [gpus, slots of a GPU].
+    """
     expert = slots.ravel()
     counts = np.bincount(expert, minlength=len(pairs))
     even = pairs / np.outer(np.maximum(counts, 1), np.maximum(counts, 1))
@@ -263,11 +277,27 @@ class SwapState:
         )
 
     def overload(self, cap: float, size: int) -> float:
-        """Load above `cap` of blocks of `size` GPUs, summed over blocks and windows, in mean GPU loads."""
+        """Load above `cap` of blocks of `size` GPUs, summed over blocks and windows, in mean GPU loads.
+
+        Parameters
+        ----------
+        cap
+            Most of a block, in loads of a mean GPU.
+        size
+            GPUs of a block.
+        """
         return float(np.maximum(self.loads(size) - cap, 0).sum())
 
     def overload_change(self, cap: float, size: int) -> Loads:
-        """Overload more if two units change places, [units, units]."""
+        """Overload more if two units change places, [units, units].
+
+        Parameters
+        ----------
+        cap
+            Most of a block, in loads of a mean GPU.
+        size
+            GPUs of a block.
+        """
         place = self.gpu // size
         total = np.zeros((len(place), len(place)))
         for weight, load in zip(self._weight, self.loads(size), strict=True):
@@ -293,7 +323,13 @@ class SwapState:
         return np.asarray(bad)
 
     def swap(self, a: int, b: int) -> None:
-        """Units a and b change places."""
+        """Units a and b change places.
+
+        Parameters
+        ----------
+        a, b
+            Their numbers, from 0.
+        """
         for term in self._terms:
             term.swap(a, b)
         self.gpu[a], self.gpu[b] = self.gpu[b], self.gpu[a]
@@ -539,6 +575,13 @@ def layer_caps(best: Loads, cap: float) -> Loads:
 
     A layer that one hot expert keeps above the cap stays where it is; the others make up for it as far as
     they can, all with one cap.
+
+    Parameters
+    ----------
+    best
+        The least load of the busiest GPU over the mean that each layer reached, [layers].
+    cap
+        Most of their mean.
     """
     if best.max() <= cap:
         return np.full(len(best), cap)
@@ -643,6 +686,13 @@ def less_of(search: NodeExchange, slots: Slots) -> Slots:
     """Slots [gpus, per GPU] with replicas exchanged so that traffic costs less, within the caps.
 
     `slots` where nothing helps. An expert stays at most once on a GPU.
+
+    Parameters
+    ----------
+    search
+        The layer, its traffic and its caps.
+    slots
+        Expert of each slot to begin from, [gpus, slots of a GPU].
     """
     layer = _Layer(search, slots)
     best = slots

@@ -75,11 +75,27 @@ class State:
     bound: Loads
 
     def target(self, rows: Rows, index: NDArray[np.int64]) -> Loads:
-        """The least value that is worth reaching, for the rows of `index`."""
+        """The least value that is worth reaching, for the rows of `index`.
+
+        Parameters
+        ----------
+        rows
+            Layers that are placed.
+        index
+            Numbers of the rows that are asked for.
+        """
         return np.maximum(self.bound[index], rows.needed[index])
 
     def unsolved(self, rows: Rows, gap: float) -> NDArray[np.int64]:
-        """Rows with a placement whose value is more than `gap` above their target."""
+        """Rows with a placement whose value is more than `gap` above their target.
+
+        Parameters
+        ----------
+        rows
+            Layers that are placed.
+        gap
+            Share above the target, from 0.
+        """
         target = np.maximum(self.bound, rows.needed)
         return np.flatnonzero(self.value > target * (1 + gap))
 
@@ -119,13 +135,29 @@ class State:
 
 
 def value_of(rows: Rows, slots: Slots) -> Loads:
-    """Largest GPU load over the mean, worst window, [rows]."""
+    """Largest GPU load over the mean, worst window, [rows].
+
+    Parameters
+    ----------
+    rows
+        Layers that are placed, with loads [rows, windows, experts].
+    slots
+        Expert of each slot, [rows, gpus, slots of a GPU].
+    """
     gpu = SlotPacking(slots=slots, loads=rows.loads).gpu_loads()
     return np.asarray(gpu.max(axis=(1, 2)))
 
 
 def is_invalid(rows: Rows, slots: Slots) -> NDArray[np.bool_]:
-    """Rows whose slots hold an expert twice on a GPU or break the spread."""
+    """Rows whose slots hold an expert twice on a GPU or break the spread.
+
+    Parameters
+    ----------
+    rows
+        Layers that are placed, and over how many nodes replicas are to be spread.
+    slots
+        Expert of each slot, [rows, gpus, slots of a GPU].
+    """
     invalid = has_duplicates(slots)
     if rows.spread_nodes > 1:
         experts = rows.loads.shape[2]
@@ -138,7 +170,15 @@ def is_invalid(rows: Rows, slots: Slots) -> NDArray[np.bool_]:
 
 
 def by_layer(loads: Loads, gpus: int) -> Loads:
-    """Loads over the mean GPU load, [layers, windows, experts], from [windows, layers, experts]."""
+    """Loads over the mean GPU load, [layers, windows, experts], from [windows, layers, experts].
+
+    Parameters
+    ----------
+    loads
+        Tokens of each expert, [windows, layers, experts].
+    gpus
+        That share them.
+    """
     relative = loads * (gpus / loads.sum(axis=2, keepdims=True))
     return np.ascontiguousarray(np.swapaxes(relative, 0, 1))
 
@@ -164,7 +204,15 @@ class Crew:
         self._pool = ProcessPool(workers)
 
     def map(self, work: Callable[[Job], JobResult], jobs: Sequence[Job]) -> list[JobResult]:
-        """`work` done on every job, in their order; here if there is one worker or one job."""
+        """`work` done on every job, in their order; here if there is one worker or one job.
+
+        Parameters
+        ----------
+        work
+            What is done; a function that other processes can import.
+        jobs
+            What it is done on.
+        """
         if self.workers <= 1 or len(jobs) < 2:
             return [work(job) for job in jobs]
         done = partial(_done_until, current_end_s(), work)
@@ -211,7 +259,15 @@ class SlotPacking:
 
 
 def slot_loads(replica: Loads, slots: Slots) -> Loads:
-    """Loads of replicas [rows, windows, experts] laid out by slot, [rows, windows, gpus, slots]."""
+    """Loads of replicas [rows, windows, experts] laid out by slot, [rows, windows, gpus, slots].
+
+    Parameters
+    ----------
+    replica
+        Load of one replica of each expert, [rows, windows, experts].
+    slots
+        Expert of each slot, [rows, gpus, slots of a GPU].
+    """
     rows, windows, _ = replica.shape
     index = np.broadcast_to(slots.reshape(rows, 1, -1), (rows, windows, slots[0].size))
     laid = np.take_along_axis(replica, index, axis=2)

@@ -140,7 +140,15 @@ class PlacementFile:
 
 
 def placement_text(placed: PlacementFile, form: str) -> str:
-    """The text of the file. Raises InputError for an unknown format or a placement that it cannot hold."""
+    """The text of the file. Raises InputError for an unknown format or a placement that it cannot hold.
+
+    Parameters
+    ----------
+    placed
+        What is where.
+    form
+        `json`, or whose file it is: sglang, trtllm, vllm or Megatron's.
+    """
     writers = {
         "json": _own,
         "sglang": _sglang,
@@ -318,7 +326,15 @@ def improve_from(
 
 
 def count_moves(before: Slots, after: Slots) -> int:
-    """(expert, GPU) pairs of `after` that `before` does not hold; slots [gpus, slots of a GPU]."""
+    """(expert, GPU) pairs of `after` that `before` does not hold; slots [gpus, slots of a GPU].
+
+    Parameters
+    ----------
+    before
+        Experts as they lie.
+    after
+        As they are to lie.
+    """
     return sum(
         len(set(new.tolist()) - set(old.tolist())) for old, new in zip(before, after, strict=True)
     )

@@ -134,7 +134,15 @@ def check_size(size: int, what: str, where: str) -> None:
 
 
 def check_loads(loads: Loads, where: str) -> None:
-    """Raises InputError unless loads [windows, layers, experts] are finite, not negative, none all zero."""
+    """Raises InputError unless loads [windows, layers, experts] are finite, not negative, none all zero.
+
+    Parameters
+    ----------
+    loads
+        Tokens of each expert.
+    where
+        What errors call them: a file, or a field.
+    """
     if loads.ndim != 3 or 0 in loads.shape:
         raise InputError(
             f"{where}: load must have the shape [layers, experts] or [windows, layers, experts], "

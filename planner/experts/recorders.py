@@ -49,7 +49,15 @@ class Routing:
 
 
 def bounded_bytes(path: Path, largest: int) -> bytes:
-    """The file's bytes. Raises InputError if it is no file, cannot be read, or is larger."""
+    """The file's bytes. Raises InputError if it is no file, cannot be read, or is larger.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    largest
+        Most bytes that are read.
+    """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     try:
@@ -65,7 +73,15 @@ def bounded_bytes(path: Path, largest: int) -> bytes:
 
 
 def parsed_json(data: bytes, where: str) -> Any:
-    """Plain data; NaN and Infinity are refused. Raises InputError with line and column."""
+    """Plain data; NaN and Infinity are refused. Raises InputError with line and column.
+
+    Parameters
+    ----------
+    data
+        The bytes of a JSON text in UTF-8.
+    where
+        What errors call it.
+    """
 
     def refuse(word: str) -> float:
         raise InputError(f"{where}: {word} is not a number that a load can have")
@@ -85,7 +101,15 @@ def parsed_json(data: bytes, where: str) -> Any:
 
 
 def number_array(value: object, where: str) -> NDArray[Any]:
-    """A nested list of numbers as an array. Raises InputError if it is ragged or holds anything else."""
+    """A nested list of numbers as an array. Raises InputError if it is ragged or holds anything else.
+
+    Parameters
+    ----------
+    value
+        Lists in lists, all of one length at each depth.
+    where
+        What errors call it.
+    """
     try:
         array = np.array(value)
     except (ValueError, OverflowError):
@@ -103,7 +127,15 @@ def window_names(count: int) -> tuple[str, ...]:
 
 
 def cut_steps(table: NDArray[Any], split: int) -> Loads:
-    """Sums steps [steps, layers, experts] to `split` windows, each a run of steps."""
+    """Sums steps [steps, layers, experts] to `split` windows, each a run of steps.
+
+    Parameters
+    ----------
+    table
+        Tokens of each expert in each step.
+    split
+        Windows to make, from 1; one for each step where there are fewer steps.
+    """
     parts = np.array_split(np.asarray(table, dtype=np.float64), min(split, len(table)))
     return np.stack([part.sum(axis=0) for part in parts])
 
@@ -168,7 +200,15 @@ def from_tokens(ids: NDArray[Any], experts: int, where: str, extra: Routing) -> 
 
 
 def token_loads(tokens: NDArray[np.int32], experts: int) -> Loads:
-    """How many tokens chose each expert, [layers, experts]."""
+    """How many tokens chose each expert, [layers, experts].
+
+    Parameters
+    ----------
+    tokens
+        Experts that each token chose, [layers, tokens, top-k], -1 for none.
+    experts
+        Of a layer.
+    """
     return np.stack(
         [
             np.bincount(layer[layer >= 0].ravel(), minlength=experts).astype(np.float64)
@@ -193,6 +233,13 @@ def read_safetensors(data: bytes, where: str) -> dict[str, NDArray[Any]]:
     """The tensors of a safetensors file: 8 bytes length, a JSON head, raw little-endian data.
 
     Format: the safetensors README of Hugging Face. Raises InputError for a head that does not fit the data.
+
+    Parameters
+    ----------
+    data
+        The bytes of the file.
+    where
+        What errors call it.
     """
     size = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
     if not 0 < size <= min(_LARGEST_HEADER, len(data) - 8):
@@ -224,6 +271,13 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
     rank*_raw.safetensors, the experts that each token chose, are read as a trace, and
     cooccurrence_rank*.safetensors as pair counts.
     (NVIDIA/TensorRT-LLM examples/wide_ep/ep_load_balancer/utils.py)
+
+    Parameters
+    ----------
+    path
+        Of the folder.
+    split
+        Windows to make of its iterations, from 1.
     """
     if not (path / "meta_info.json").is_file():
         raise InputError(
@@ -440,7 +494,15 @@ def read_torch(data: bytes, path: Path, split: int) -> Routing:
 
 
 def read_dump_folder(path: Path, split: int) -> Routing:
-    """All dumps of a folder, as one: every rank of the detail modes writes its own."""
+    """All dumps of a folder, as one: every rank of the detail modes writes its own.
+
+    Parameters
+    ----------
+    path
+        Of the folder, with `.pt` files.
+    split
+        Windows to make of the steps, from 1.
+    """
     files = sorted(path.glob("*.pt"))
     if len(files) > MOST_FILES:
         raise InputError(

@@ -130,7 +130,15 @@ class Ground:
 
 
 def read_ground(request: ExpertRequest, experts: int) -> Ground:
-    """The cluster's GPUs and nodes, and as many slots as experts (rounded up to whole GPUs) unless asked."""
+    """The cluster's GPUs and nodes, and as many slots as experts (rounded up to whole GPUs) unless asked.
+
+    Parameters
+    ----------
+    request
+        What is asked; InputError is raised where a figure of it is out of range.
+    experts
+        Of a layer.
+    """
     for name, value, low, high in (
         ("balance", request.balance, 1.0, 1000.0),
         ("gap", request.gap, 0.0, 1.0),
@@ -290,7 +298,15 @@ def read_case(request: ExpertRequest) -> PlacementCase:
 
 
 def layer_numbers(routing: Routing, ground: Ground) -> tuple[int, ...]:
-    """The model's layer of each row: the file's, else those that have experts; () if not known."""
+    """The model's layer of each row: the file's, else those that have experts; () if not known.
+
+    Parameters
+    ----------
+    routing
+        The measured loads.
+    ground
+        The cluster, and the model where one was named.
+    """
     numbers = routing.layer_ids
     if not numbers and ground.model is not None:
         numbers = ground.model.expert_layers
@@ -434,7 +450,15 @@ OPTIONAL_FIGURES = (
 
 
 def gpu_share(loads: Loads, slots: Slots) -> Loads:
-    """Load of every GPU over the mean, the worst window, [layers, gpus]."""
+    """Load of every GPU over the mean, the worst window, [layers, gpus].
+
+    Parameters
+    ----------
+    loads
+        Tokens of each expert, [windows, layers, experts].
+    slots
+        Expert of each slot, [layers, gpus, slots of a GPU].
+    """
     by_row = np.ascontiguousarray(np.swapaxes(loads, 0, 1))
     gpu = SlotPacking(slots=slots, loads=by_row).gpu_loads()
     return np.asarray((gpu / gpu.mean(axis=2, keepdims=True)).max(axis=1))
@@ -551,7 +575,15 @@ def traffic_row(
 
 
 def near_gpus(request: ExpertRequest, ground: Ground) -> int | None:
-    """What `slot_choices` is asked with: the GPUs of a node where tokens take replicas by `touched`."""
+    """What `slot_choices` is asked with: the GPUs of a node where tokens take replicas by `touched`.
+
+    Parameters
+    ----------
+    request
+        What is asked.
+    ground
+        The cluster that is placed on.
+    """
     return ground.shape.node_gpus if request.replica_choice == "touched" else None
 
 
@@ -693,6 +725,13 @@ def plan_experts(
     """Reads, places, scores; `progress` hears the first answer before it is bettered.
 
     Raises InputError, InfeasibleError, ClusterError or SpecError.
+
+    Parameters
+    ----------
+    request
+        What is asked.
+    progress
+        Called with a line; nobody hears it when None.
     """
     start = time.monotonic()
     first: dict[str, float] = {}

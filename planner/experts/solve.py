@@ -165,7 +165,15 @@ On = dict[tuple[int, int, int], "cp_model.IntVar"]
 
 
 def replica_literals(model: cp_model.CpModel, layer: Layer) -> tuple[Chosen, On]:
-    """chosen[e, c]: expert e has c replicas; on[e, c, g]: one of them is on GPU g."""
+    """chosen[e, c]: expert e has c replicas; on[e, c, g]: one of them is on GPU g.
+
+    Parameters
+    ----------
+    model
+        The CP-SAT model that they are added to.
+    layer
+        The layer, with the least and the most replicas of each expert.
+    """
     chosen: Chosen = {}
     on: On = {}
     for e in range(layer.loads.shape[1]):
@@ -286,7 +294,15 @@ def is_enumerable(rows: Rows) -> bool:
 
 
 def enumerate_rows(rows: Rows, state: State) -> None:
-    """The best placement of every row with a gap, in place; value and bound meet."""
+    """The best placement of every row with a gap, in place; value and bound meet.
+
+    Parameters
+    ----------
+    rows
+        Layers that are placed, for which `is_enumerable` holds.
+    state
+        The best placements so far, which are replaced by better ones.
+    """
     counts = _all_counts(rows.loads.shape[2], rows.slots, rows.gpus)
     for row in state.unsolved(rows, LOAD_ROUNDING).tolist():
         best = _best(rows.loads[row], counts, rows.gpus, state.value[row] * (1 - LOAD_ROUNDING / 2))
@@ -380,7 +396,15 @@ class PlacementEffort:
 
 
 def solve_rows(rows: Rows, effort: PlacementEffort) -> Solved:
-    """First answer, search, CP-SAT. Raises InfeasibleError if none was found within the limits."""
+    """First answer, search, CP-SAT. Raises InfeasibleError if none was found within the limits.
+
+    Parameters
+    ----------
+    rows
+        Layers to place.
+    effort
+        How long, on how many processes, and how near the bound.
+    """
     state = first_answer(rows, effort.gap)
     if effort.on_first is not None:
         effort.on_first(state)
@@ -592,7 +616,15 @@ def solve_grouped(
 
 
 def splits(groups: tuple[int, ...], size: int) -> Iterator[Sets]:
-    """Every way to cut groups into sets of `size`, each once: the order of the sets does not count."""
+    """Every way to cut groups into sets of `size`, each once: the order of the sets does not count.
+
+    Parameters
+    ----------
+    groups
+        Their numbers, a multiple of `size`.
+    size
+        Groups of a set, from 1.
+    """
     if not groups:
         yield ()
         return

@@ -113,7 +113,15 @@ _LEVEL_FIELDS = {"name", "gpus", "oversubscription", "rails", "joined"}
 
 
 def model_document(model: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """What was read of a model: its fields, its parameters, and the FLOP of training it on one token."""
+    """What was read of a model: its fields, its parameters, and the FLOP of training it on one token.
+
+    Parameters
+    ----------
+    model
+        The model.
+    seq_len
+        Tokens of the sequence that the FLOP are counted in.
+    """
     vision = model.vision
     return {
         **model.model_dump(mode="json", exclude_none=True),
@@ -128,7 +136,15 @@ def model_document(model: ModelSpec, seq_len: int) -> dict[str, Any]:
 
 
 def model_view(model: ModelSpec, seq_len: int) -> View:
-    """What was read of a model as facts, with notes on what was not read."""
+    """What was read of a model as facts, with notes on what was not read.
+
+    Parameters
+    ----------
+    model
+        The model.
+    seq_len
+        Tokens of the sequence that the FLOP are counted in.
+    """
     document = model_document(model, seq_len)
     embeddings = ", tied embeddings" if model.tied_embeddings else ""
     prediction = counted(model.mtp_layers, "module") if model.mtp_layers else "none"

@@ -210,7 +210,15 @@ def level_in_words(predicted: Predicted) -> list[str]:
 
 
 def memory_in_words(plan: Plan, predicted: Predicted) -> str:
-    """The fullest stage, and how far it is from the limit."""
+    """The fullest stage, and how far it is from the limit.
+
+    Parameters
+    ----------
+    plan
+        Whose cluster has the limit.
+    predicted
+        Figures of its layout, or of another one on the same cluster.
+    """
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     peak_gib = predicted.memory_gib[fullest]
     limit_gib = usable_hbm_gib(planned_workload(plan.inputs))

@@ -155,7 +155,15 @@ def _answer(plan: MixedPlan, predicted: MixedPredicted) -> list[tuple[str, str]]
 
 
 def compared_with_alone(plan: MixedPlan, predicted: MixedPredicted) -> str:
-    """The step of a pipeline through parts, and how much faster it is than the best part alone."""
+    """The step of a pipeline through parts, and how much faster it is than the best part alone.
+
+    Parameters
+    ----------
+    plan
+        Of a mixed cluster.
+    predicted
+        Its figures.
+    """
     return ", ".join(filter(None, (rounded_seconds(predicted.step_time_s), _gain_over_alone(plan))))
 
 

@@ -231,7 +231,15 @@ def section(title: str, records: Collection[Any], columns: Columns, *words: str)
 
 
 def optional(value: Any, write: Callable[[Any], str]) -> str:
-    """A value in words, or no words for None."""
+    """A value in words, or no words for None.
+
+    Parameters
+    ----------
+    value
+        None, or what is written.
+    write
+        Writes it.
+    """
     return "" if value is None else write(value)
 
 
@@ -488,7 +496,15 @@ def _with_units(words: str) -> str:
 
 
 def wide(label: str, html: str) -> str:
-    """HTML that scrolls sideways where it is too wide, by keys too."""
+    """HTML that scrolls sideways where it is too wide, by keys too.
+
+    Parameters
+    ----------
+    label
+        What screen readers say of it.
+    html
+        A table or a drawing.
+    """
     name = escape(label, quote=True)
     return f'<div class="wide" role="region" tabindex="0" aria-label="{name}">{html}</div>'
 
@@ -515,7 +531,15 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def section_html(title: str, view: View) -> str:
-    """The blocks of a part of a section under its title."""
+    """The blocks of a part of a section under its title.
+
+    Parameters
+    ----------
+    title
+        Of the part; empty for none.
+    view
+        Its blocks.
+    """
     parts = [f"<h3>{escape(title)}</h3>"] if title else []
     return "\n".join([*parts, *map(block_html, view)])
 

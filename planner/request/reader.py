@@ -106,14 +106,14 @@ def read_request(
     *,
     model: str | PathLike[str] | ModelSpec,
     cluster: str | PathLike[str] | ClusterSpec | Mapping[str, object],
-    gpus: int | None,
+    gpus: int | None = None,
     pin: Mapping[str, int | str] | str = "",
     forbid: Iterable[str] | str = (),
     without: Iterable[str] | str = (),
     allow: Iterable[str] | str = (),
     inside_domain: Iterable[str] | str = (),
     moe_dispatch: str | None = None,
-    expert_loads: Path | None = None,
+    expert_loads: str | PathLike[str] | None = None,
     calibration: str | PathLike[str] | Calibration | None = None,
     nodes: str | Collection[str] | None = None,
     train: str = EVERY_PARAMETER,
@@ -186,7 +186,8 @@ def read_request(
     if expert_loads is not None:
         from meshwright.planner.experts.training import read_expert_loads
 
-        measured = read_expert_loads(expert_loads, model_spec, gpu_count)
+        path = path_of(expert_loads, "expert_loads")
+        measured = read_expert_loads(path, model_spec, gpu_count)
     if not isinstance(pin, str | Mapping):
         raise InputError("must be a text such as tp=8,pp=4, or a mapping", where="pin", value=pin)
     pins = parse_pins(pin) if isinstance(pin, str) else dict(pin)

@@ -549,7 +549,15 @@ def recompute_mask(
 
 
 def balanced(total: int, parts: int) -> tuple[int, ...]:
-    """`total` in `parts` whole numbers that differ by at most 1, larger ones first."""
+    """`total` in `parts` whole numbers that differ by at most 1, larger ones first.
+
+    Parameters
+    ----------
+    total
+        What is shared out, from 0.
+    parts
+        Number of shares, from 1.
+    """
     size, larger = divmod(total, parts)
     return tuple(size + (part < larger) for part in range(parts))
 

@@ -567,6 +567,13 @@ def plan_regret(
     Rows with the same settings count by the mean of their times: the fastest of several repeats is luck, and
     which release they ran is not chosen. A failed row is never ranked fastest; where every row of a group
     failed, the slowest counts as chosen.
+
+    Parameters
+    ----------
+    rows
+        Rows of a run file, predicted and measured.
+    least_rows
+        Of a group.
     """
     groups: defaultdict[tuple[object, ...], list[tuple[Run, float, float | None]]]
     groups = defaultdict(list)

@@ -110,11 +110,27 @@ class Timer(Protocol):
     sizes: Sizes
 
     def seconds(self, case: Case, limit_s: float) -> Timing | None:
-        """Times one operation on one device for at most about so many seconds; None where it cannot run."""
+        """Times one operation on one device for at most about so many seconds; None where it cannot run.
+
+        Parameters
+        ----------
+        case
+            The operation and its sizes.
+        limit_s
+            Seconds that warming up and repeating may take in all.
+        """
         ...
 
     def collectives(self, cases: Sequence[Case], limit_s: float) -> Sequence[Timing | None]:
-        """Times operations of several devices within so many seconds, in their order."""
+        """Times operations of several devices within so many seconds, in their order.
+
+        Parameters
+        ----------
+        cases
+            The operations and their sizes.
+        limit_s
+            Seconds that all of them may take together.
+        """
         ...
 
 

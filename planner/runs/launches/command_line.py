@@ -586,6 +586,15 @@ def refuse_adapters(
 def trains_a_part(name: str, value: str = "") -> bool:
     """Whether a flag or a field says that adapters or part of the model are trained.
 
+    Parameters
+    ----------
+    name
+        As it is written, with its hyphens.
+    value
+        As it is written; empty for a switch.
+
+    Examples
+    --------
     >>> trains_a_part("--lora-rank", "8"), trains_a_part("--kv-lora-rank", "512")
     (True, False)
     >>> trains_a_part("--train-type", "lora"), trains_a_part("--train-type", "full")

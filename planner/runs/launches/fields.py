@@ -252,17 +252,41 @@ class NestedFields:
         return "bf16" if said == "bfloat16" else "fp16"
 
     def lora(self, rank: int, modules: str) -> tuple[dict[str, Any], list[str]]:
-        """Adapters of the modules that a value names, by default all linear ones; and what is not read."""
+        """Adapters of the modules that a value names, by default all linear ones; and what is not read.
+
+        Parameters
+        ----------
+        rank
+            Width of the adapters.
+        modules
+            Path of the field that names the matrices.
+        """
         self.get(modules)
         targets, unread = adapter_targets(self.values, modules, self.where, (ALL_LINEAR,))
         return adapters_mapping("lora", rank, targets), unread
 
     def degrees(self, section: str, axes: Mapping[str, str]) -> dict[str, Any]:
-        """Degrees of the axes by the fields of a section that say them, 1 where they do not."""
+        """Degrees of the axes by the fields of a section that say them, 1 where they do not.
+
+        Parameters
+        ----------
+        section
+            Path of the section, with its dot; empty for the fields at the top.
+        axes
+            By field, the axis that it says the degree of.
+        """
         return {axis: self.count(f"{section}{field}", 1) for field, axis in axes.items()}
 
     def recompute(self, name: str, *, default: bool = False) -> str:
-        """Full recomputation by its switch."""
+        """Full recomputation by its switch.
+
+        Parameters
+        ----------
+        name
+            Path of the field.
+        default
+            What it is where the file does not say.
+        """
         return "full" if self.on(name, default=default) else "none"
 
     def fully_sharded(
