@@ -966,6 +966,8 @@ def _with_host(c: Context, blocks: _OnDevice, mean: _OnDevice | None = None) -> 
     """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
 
     A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
+    Where launches block, host and device take turns, so that no launch is hidden (CUDA C++ Programming Guide,
+    concurrent execution between host and device: CUDA_LAUNCH_BLOCKING makes launches synchronous).
     Once per layer and micro-batch the GPU idles for `sync_s`, unless a graph lets the host run ahead again;
     where the host is the slower one, its launches hide that wait. Where a `mean` layer is given, the host is
     beside that one, and this layer has as much of it as of its launches.
@@ -980,19 +982,20 @@ def _with_host(c: Context, blocks: _OnDevice, mean: _OnDevice | None = None) -> 
     waits = blocks.sync_s * waits_share
     device_s = total(add(beside.layer.forward, beside.layer.backward, beside.layer.recompute))
     host_s = _launches_s(c, beside) * share
-    excess = _host_excess_s(device_s + beside.sync_s * waits_share, host_s, power)
+    blocked = c.workload.launch_blocking
+    excess = _host_excess_s(device_s + beside.sync_s * waits_share, host_s, power, in_turn=blocked)
     part_of_mean: Floats = 1.0
     if mean is not None:
         part_of_mean = _launches_s(c, blocks) * share / np.maximum(host_s, 1e-12)
         excess = excess * part_of_mean
     gap = framework.serial_launch_s
-    if c.workload.launch_blocking:
+    if blocked:
         gap += framework.launch_blocking_s
     gap *= 0.5 * blocks.shares.total
     parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
     forward_s, backward_s = total(layer.forward), total(layer.backward)
     again_s = total(_run_again(c, beside))
-    forward_excess = _host_excess_s(again_s, beside.launch_s * share, power)
+    forward_excess = _host_excess_s(again_s, beside.launch_s * share, power, in_turn=blocked)
     forward_host = forward_excess * part_of_mean + gap * share
     forward_again = add(_run_again(c, blocks), {"host": forward_host})
     if c.forward_only:
@@ -1135,8 +1138,12 @@ def _collectives_s(c: Context, number: _Collectives) -> Floats:
     return seconds
 
 
-def _host_excess_s(device_s: Floats, host_s: Floats, power: float) -> Floats:
-    """What the p-norm of device and host takes longer than the device."""
+def _host_excess_s(
+    device_s: Floats, host_s: Floats, power: float, *, in_turn: bool = False
+) -> Floats:
+    """What the p-norm of device and host takes longer than the device: all of the host's time `in_turn`."""
+    if in_turn:
+        return host_s
     larger, smaller = np.maximum(device_s, host_s), np.minimum(device_s, host_s)
     together = larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power)
     excess: Floats = together - device_s

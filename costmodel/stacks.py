@@ -122,7 +122,7 @@ class FrameworkConstants:
     fill_exposed: bool
     """Whether transfers of virtual stages are hidden in the steady phase alone, not in fill and drain."""
     launch_blocking_s: float
-    """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
+    """Of a layer and pass under CUDA_LAUNCH_BLOCKING=1, beside launches that nothing hides."""
     gradient_bytes: float
     """Bytes of a gradient element when it is reduced."""
     weight_gradient_bytes: float

@@ -11,7 +11,13 @@ import yaml
 from benchmarks.accuracy import free_counts
 from benchmarks.calibrate import with_provenance, with_values
 from meshwright.cluster_specs.reader import device_names, load_device
-from meshwright.costmodel.rates import device_constants, device_prefixes
+from meshwright.costmodel.kernels import gemm_s
+from meshwright.costmodel.rates import (
+    device_constants,
+    device_prefixes,
+    device_rates,
+    named_constants,
+)
 from meshwright.costmodel.records import (
     FILES,
     constant_records,
@@ -203,3 +209,37 @@ def test_a_part_that_issue_holds_back_attains_more_of_its_peak_but_is_no_faster(
             for constants, rate in zip((of_whole, of_cut), by_sm, strict=True)
         ]
         assert rates[1] <= rates[0] * 1.001, name
+
+
+_STEPS_OF_KERNELS = 0.908
+"""What steps attain of kernels measured alone: A100 0.946, H100 0.864 and 0.967, B200 0.855."""
+
+
+@pytest.mark.parametrize(
+    ("precision", "name", "measured_ms"),
+    [
+        ("fp8", "gemm_fraction_fp8", 6.812),
+        ("mxfp8", "gemm_fraction_mxfp8", 7.161),
+        ("nvfp4", "gemm_fraction_fp4", 3.764),
+    ],
+)
+def test_narrow_products_of_blackwell_are_expected_as_transformer_engine_measures_them(
+    precision: str, name: str, measured_ms: float
+) -> None:
+    """Twelve products of a layer on a B300, 15,872 tokens, pre-quantized (docs/examples/gemm_profiling)."""
+    tokens, section = 15_872, "architectures.blackwell"
+    prior = constant_records()[f"{section}.{name}"].prior
+    assert prior is not None
+    alone = {
+        f"{section}.gemm_fraction_16bit": 0.72,
+        f"{section}.{name}": prior / _STEPS_OF_KERNELS,
+    }
+    spec = load_device("b300-sxm")
+    constants = named_constants(spec.name, spec.architecture, "megatron-bridge", alone)
+    rates = device_rates(spec, precision, constants)
+    weights = [(12_288, 4_096), (4_096, 4_096), (16_384, 4_096), (4_096, 16_384)]
+    shapes = [
+        shape for n, k in weights for shape in ((tokens, n, k), (tokens, k, n), (n, k, tokens))
+    ]
+    seconds = sum(float(gemm_s(m, n, k, rates)) for m, n, k in shapes)
+    assert 1e3 * seconds == pytest.approx(measured_ms, rel=0.03)

@@ -64,6 +64,16 @@ def test_pieces_of_overlapped_tensor_parallelism_and_ring_attention_are_launched
     assert gpu + host_s(exchanged) == pytest.approx((gpu**power + launched**power) ** (1 / power))
 
 
+@pytest.mark.parametrize("micro_batch", [1, 16])
+def test_launches_that_block_are_hidden_by_nothing(micro_batch: int) -> None:
+    """Host and device take turns: launches and late begins of three passes, however long products take."""
+    work = workload("gpt3-175b", gpus=8, framework="megatron-deepspeed", cuda_graph="none")
+    work = replace(work, launch_blocking=True)
+    dense = kind_times(context(work, Layout(tp=8, micro_batch=micro_batch))).dense
+    stack = constants_for(work).framework
+    assert host_s(dense) == pytest.approx(3 * (stack.launch_layer_s + stack.launch_blocking_s))
+
+
 @pytest.mark.parametrize(
     ("tp", "sequence_parallel", "calls"),
     [(2, True, 10), (8, True, 10), (8, False, 4), (1, False, 0)],
