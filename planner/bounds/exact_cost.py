@@ -230,6 +230,8 @@ class StepSeconds(NamedTuple):
     seconds: FloatArray
     charged_s: FloatArray
     """Of it, what the most parameters on a rank decide."""
+    update_s: FloatArray
+    """Of that, what is no traffic."""
     scale: FloatArray
     """What the part in proportion to all others multiplies them by."""
 
@@ -374,9 +376,10 @@ _ANSWERS: dict[type, Callable[[Any], Iterable[Any]]] = {
 
 def _seconds_of(step: StepTime, size: int) -> StepSeconds:
     seconds = np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), (size,))
-    charged_s = np.asarray(step.parts["dp_comm"]) + np.asarray(step.parts["optimizer"])
+    update_s = np.broadcast_to(np.asarray(step.parts["optimizer"], dtype=np.float64), (size,))
+    charged_s = np.broadcast_to(np.asarray(step.parts["dp_comm"]), (size,)) + update_s
     scale = seconds / (seconds - np.asarray(step.parts["scale"]))
-    return StepSeconds(seconds, np.broadcast_to(charged_s, (size,)), np.asarray(scale))
+    return StepSeconds(seconds, charged_s, update_s, np.asarray(scale))
 
 
 _WHATEVER_THE_SPLIT = ("pipeline_p2p", "optimizer", "step_overhead")
@@ -660,9 +663,9 @@ class LayoutPricing:
         """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
         first, even = yield [StepQuestion(placed, stages), StepQuestion(placed, None)]
         # What hides communication depends on the split in these cases.
-        if (costs.partial and costs.leading) or costs.order_of_ranks:
-            return first, float(np.max(first.charged_s))
-        return first, float(np.max(np.maximum(first.charged_s - even.charged_s, 0.0)))
+        is_hidden = (costs.partial and costs.leading) or costs.order_of_ranks
+        least_s = even.update_s if is_hidden else even.charged_s
+        return first, float(np.max(np.maximum(first.charged_s - least_s, 0.0)))
 
     def _bound(self, placed: PlacedLayout, busiest_s: float = 0.0) -> Asking[FloatArray]:
         """Bounds [k] that know how slow the slowest rank must be."""

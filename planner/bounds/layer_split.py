@@ -1100,9 +1100,6 @@ class _PlayedRanks(_OrderedRanks):
         self._ahead_s = _least_sums(seconds)
         self._behind_s = _least_sums([own.T[::-1, ::-1] for own in reversed(seconds)])[::-1, ::-1]
         self._most_s = float(self._ahead_s[-1, -1])
-        if costs.partial or costs.order_of_ranks:
-            less = [np.where(table.may_be, -table.seconds, inf) for table in each]
-            self._most_s = -float(_least_sums(less)[-1, -1])
         super().__init__(costs, fits, fits_part)
 
     def _kind(self, rank: int) -> int:
@@ -1129,11 +1126,21 @@ class _PlayedRanks(_OrderedRanks):
             return
         first = self._split(self._only_seconds(self._seconds[low]))
         limit_s = (first.time_s + slack_s) * (1 + ROUNDING)
+        if self.costs.partial or self.costs.order_of_ranks:
+            self._most_s = self._most_work_s(limit_s)
         listed = self._listed(limit_s)
         if listed is None:
             yield from self._pareto(low, 0, limit_s)
         else:
             yield from self._undominated(listed, limit_s)
+
+    def _most_work_s(self, limit_s: float) -> float:
+        """Of all ranks and a micro-batch, in partitions that have no way longer than the limit."""
+        caps, less = self._only_seconds(limit_s * (1 + ROUNDING)), []
+        for rank in range(self.costs.pp):
+            own_s = self._own_s[_end_kind(self.costs, rank)]
+            less.append(np.where(self._parts(rank).within(caps), -own_s, inf))
+        return -float(_least_sums(less)[-1, -1])
 
     def _undominated(self, cuts: NDArray[np.int64], limit_s: float) -> Iterator[Split]:
         """Of partitions [n, pp + 1] within the limit those that no other one beats in all that counts, the

@@ -32,7 +32,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_from_document
 from tests.attack.allocations import Case, random_case
 from tests.attack.draws import Decided, decided_layouts, is_legal
-from tests.attack.own_places import PlaceSearch, placement_of_ranks
+from tests.attack.own_places import PlaceSearch, placement_by_stage, placement_of_ranks
 
 SAME = 1e-6
 """Relative: what counts as faster."""
@@ -135,7 +135,8 @@ def _document_faults(plan: Plan) -> Iterator[str]:
         yield f"rank list: {len(ranks)} places for {int(layout.gpus)} ranks"
         return
     workload = _workload(PlanRequest.of_inputs(plan.inputs), cluster, _of_plan(plan))
-    placement = placement_of_ranks(cluster, workload.gpus, layout, ranks)
+    placed = placement_of_ranks if plan.mapping.stage_ep is None else placement_by_stage
+    placement = placed(cluster, workload.gpus, layout, ranks)
     counted_s = float(_seconds(workload, _of_plan(plan), [placement])[0])
     if price is not None and abs(counted_s - price) > SAME * price:
         yield f"rank list: counted by hand the step takes {counted_s} s, {price} s are stated"
@@ -164,7 +165,8 @@ def _seconds(
         axis: np.stack([getattr(placement, axis) for placement in placements])
         for axis in vars(placements[0])
     }
-    estimate = estimate_layout(workload, decided.layout, Placement(**rows), decided.stages)
+    placed = type(placements[0])(**rows)
+    estimate = estimate_layout(workload, decided.layout, placed, decided.stages)
     seconds = np.broadcast_to(np.asarray(estimate.step_time_s), (len(placements),))
     return np.where(_starts(workload.cluster, decided, rows["ep"][:, 0]), seconds, np.inf)
 

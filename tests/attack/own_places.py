@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import Layout, Placement, StagedPlacement
 
 IntArray = NDArray[np.int64]
 Place = tuple[int, int]
@@ -156,6 +156,23 @@ def placement_of_ranks(
     """Where groups lie by a rank list."""
     levels = blocks_by_level(cluster, gpus, ranks)
     return placement_of_counts(counted(Groups(layout), levels))
+
+
+def placement_by_stage(
+    cluster: ClusterSpec, gpus: int, layout: Layout, ranks: Sequence[Place]
+) -> Placement:
+    """The same with the expert groups of each pipeline stage counted by themselves."""
+    levels, stages = blocks_by_level(cluster, gpus, ranks), int(layout.pp)
+    groups = Groups(layout)
+    of_stages = []
+    for experts in np.split(groups.members["ep"], stages):
+        inside = [
+            min(int(np.sum(block[own] == each)) for own in experts for each in block[own].tolist())
+            for block in levels
+        ]
+        of_stages.append(np.maximum.accumulate(np.maximum(inside, 1)))
+    plain = placement_of_counts(counted(groups, levels))
+    return StagedPlacement(**vars(plain), stage_ep=np.array(of_stages, dtype=np.int64))
 
 
 Prices = Callable[[Sequence[Placement]], NDArray[np.float64]]

@@ -29,7 +29,7 @@ from meshwright.planner.mapping.slots import ranks_of
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.plan_request import PlanRequest
-from tests.attack.own_places import placement_of_ranks
+from tests.attack.own_places import placement_by_stage
 from tests.planner.mapping.irregular import assignments, legal_layouts, random_request
 
 
@@ -197,7 +197,6 @@ def test_a_staged_step_is_the_sum_of_its_stages_and_of_its_passes() -> None:
 
 ONE_EACH = ("moonlight-16b-a3b", "olmoe-1b-7b", "gpt-oss-20b")
 """Dense layers ahead of those with experts, layers alike, windows in turn with full attention."""
-Members = tuple[tuple[int, ...], ...]
 
 
 def one_each_request(number: int) -> PlanRequest:
@@ -228,19 +227,6 @@ def one_each_request(number: int) -> PlanRequest:
         global_batch=4 * int(chance.choice([max(pp - 1, 1), pp, 2 * pp, 4 * pp])),
         pins={**request.pins, "pp": pp, "vpp": 1, "recompute": recompute},
     )
-
-
-def own_placement(cluster: ClusterSpec, layout: Layout, ranks: list[tuple[int, int]]) -> Placement:
-    """Counted rank by rank, expert groups stage by stage where they lie unlike each other."""
-    plain = placement_of_ranks(cluster, len(ranks), layout, ranks)
-    in_leaf = own_members(cluster, layout, ranks)
-    of_stages = np.repeat(plain.ep[None], len(in_leaf), axis=0)
-    of_stages[:, 1] = np.maximum(in_leaf, plain.ep[0])
-    # All leaves are in one pod.
-    of_stages[:, 2:] = int(layout.ep)
-    if np.all(of_stages == of_stages[0]):
-        return plain
-    return StagedPlacement(**vars(plain), stage_ep=of_stages)
 
 
 def partitions(workload: Workload, layout: Layout) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -292,7 +278,8 @@ def test_no_assignment_and_partition_beats_the_plan_with_one_virtual_stage_each(
         workload = tables.pricing.workload.on(int(layout.gpus))
         every: dict[bytes, Placement] = {}
         for assignment in assignments(instance.problem):
-            placed = own_placement(workload.cluster, layout, ranks_of(instance, assignment))
+            ranks = ranks_of(instance, assignment)
+            placed = placement_by_stage(workload.cluster, len(ranks), layout, ranks)
             every[b"".join(np.asarray(m).tobytes() for m in vars(placed).values())] = placed
         for stages in partitions(workload, layout):
             for placed in every.values():
