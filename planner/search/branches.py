@@ -246,13 +246,16 @@ class Branch:
         certificate.bounded_out += int(np.sum(~good))
         return layouts.take(good), memory_gib[good], bound_s[good]
 
-    def mapping_bounds(self, layouts: Layout, top_k: int = 1) -> list[MappingBounds]:
-        """Bounds under every mapping, for each of some layouts.
+    def mapping_bounds(
+        self, layouts: Layout, top_k: int = 1, *, below_s: float = np.inf
+    ) -> list[MappingBounds]:
+        """Bounds under every mapping, for each of some layouts, as tight as can be below some seconds.
 
         Where one plan is asked for they are infinite if other shard groups are as good; of several plans a
         layout may be the next best one even so.
         """
-        return self.pricing.mapping_bounds(layouts, self.space.shard_groups if top_k == 1 else ())
+        groups = self.space.shard_groups if top_k == 1 else ()
+        return self.pricing.mapping_bounds(layouts, groups, below_s=below_s)
 
     def relief_bound_s(self, layouts: Layout) -> FloatArray:
         """Bounds under the best mapping for all that layouts may recompute, offload or shard over, [n]."""
