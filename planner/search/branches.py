@@ -413,8 +413,9 @@ def sparing_recompute(space: Space) -> tuple[int, ...]:
 def plainest(space: Space) -> Space:
     """The part of a space in which a search looks for a first price.
 
-    It has the fewest shard groups and expert-tensor ranks. Of recomputation it has none, that of the modules
-    that leave least in memory, and that of whole layers; of the optimizer's offload the least and the most.
+    It has the fewest shard groups and expert-tensor ranks, and virtual stages with as many layers. Of
+    recomputation it has none, that of the modules that leave least in memory, and that of whole layers; of
+    the optimizer's offload the least and the most.
     """
     shares = space.shares.items()
     ends = {(zero, share) for zero, own in shares for share in (own[0], own[-1])}
@@ -425,6 +426,7 @@ def plainest(space: Space) -> Space:
         shard_groups=space.shard_groups[:1],
         offloads=tuple(sorted(ends)),
         recompute=tuple(mask for mask in space.recompute if mask in kinds),
+        ratio_of_vpp=inf,
     )
 
 
