@@ -574,4 +574,5 @@ def one_window_share(c: Context) -> float:
         return _UNDER_A_MASK
     if c.workload.lengths is not None:
         return c.workload.lengths.windowed_share
-    return share_in_window(seq, model.sliding_window, chunked=model.chunked_windows)
+    chunked = model.chunked_windows and not framework_of_stack(c.workload.framework).slides_chunks
+    return share_in_window(seq, model.sliding_window, chunked=chunked)

@@ -22,6 +22,7 @@ from meshwright.costmodel.layer_context import (
 )
 from meshwright.costmodel.layout import Floats
 from meshwright.costmodel.workload import Workload, sequences_in_micro_batch
+from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.model_specs.blocks import (
     LinearAttentionSpec,
     Mamba1Spec,
@@ -174,7 +175,8 @@ def scan_s(c: Context, spec: Mamba2Spec) -> Passes:
     Passes
         Seconds of one layer and micro-batch.
     """
-    n, p, q = float(spec.state_dim), float(spec.head_dim), float(spec.chunk)
+    positions_at_once = framework_of_stack(c.workload.framework).scan_positions or spec.chunk
+    n, p, q = float(spec.state_dim), float(spec.head_dim), float(positions_at_once)
     heads, groups = float(spec.heads), float(spec.groups)
     flops_f = heads * (4.0 * n * p + 2.0 * q * p) + groups * 2.0 * q * n
     flops_b = heads * (10.0 * n * p + 6.0 * q * p) + groups * 6.0 * q * n

@@ -746,6 +746,10 @@ MEGATRON = Framework(
         installs="mamba-ssm and causal-conv1d",
         rules=("mamba-heads-by-tp-cp", "mamba-groups-by-tp-cp", "megatron-hybrid"),
     ),
+    # Attention takes `window_size` alone (core/extensions/transformer_engine.py, TEDotProductAttention), and
+    # nothing sets the `chunk_size` of a mixer (core/ssm/mamba_mixer.py).
+    slides_chunks=True,
+    scan_positions=128,
     latent_experts=_said("moe.latent_size", ARGUMENTS, rules=("megatron-latent-experts",)),
     adapters={
         "lora": AdapterSetting(

@@ -361,6 +361,10 @@ class Framework:
     """Where a reference model of preference training can be."""
     unfused_rope: tuple[str, ...] = ()
     """Kinds of rotary scaling under which rotary embeddings never run as one kernel."""
+    slides_chunks: bool = False
+    """Whether attention that a model cuts into chunks runs under sliding windows as long."""
+    scan_positions: int | None = None
+    """Positions that scans of Mamba-2 work on at once; as the model says by default."""
     uneven_stages: bool = True
     """Whether launch files can say how many layers each pipeline stage has."""
     experts_follow_tp: bool = False

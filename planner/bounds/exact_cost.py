@@ -91,6 +91,12 @@ class MappingBounds:
         """The bound of the layout; infinite without a mapping."""
         return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
 
+    @property
+    def least_of_all_s(self) -> float:
+        """The same with the mappings that are out because a group leaves its domain."""
+        outside_s = self.outside_s if self.outside_s is not None else np.zeros(0)
+        return min(self.least_s, float(outside_s.min(initial=inf)))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedLayouts:

@@ -33,6 +33,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -263,15 +264,30 @@ class CostModelPricing:
         return np.where(partial, high, ALL_LAYERS)
 
     def mapping_bounds(
-        self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
+        self,
+        layouts: Layout,
+        numbers_of_groups: Sequence[int] = (),
+        *,
+        below_s: float = float("inf"),
     ) -> list[MappingBounds]:
         """`optimistic_step` under the true placements, all layouts of an allocation at once.
 
-        Infinite where another of some numbers of shard groups is no slower under the same mapping.
+        Infinite where another of some numbers of shard groups is no slower under the same mapping. Bounds at
+        or above `below_s` are not made tighter.
         """
         all_bounds: list[MappingBounds | None] = [None] * layouts.broadcast_shape()[0]
+        in_two = bool(self._workload.model.unlike_layers) and below_s < float("inf")
         for gpus, part in _parts(layouts, self._params.mapping_chunk):
-            part_bounds = self._bounds_on(gpus, layouts.take(part), numbers_of_groups)
+            bounds_on = partial(self._bounds_on, gpus, numbers_of_groups=numbers_of_groups)
+            own = layouts.take(part)
+            part_bounds = list(bounds_on(own, by_passes=not in_two))
+            # Sequences of passes take most of the time, and leave hardly more out than the rest does.
+            several = np.broadcast_to(np.asarray(own.vpp) > 1, part.shape)
+            least_s = np.array([each.least_of_all_s for each in part_bounds])
+            near = np.flatnonzero(several & (least_s < below_s) & in_two)
+            if len(near):
+                for at, bounds in zip(near, bounds_on(own.take(near), by_passes=True), strict=True):
+                    part_bounds[at] = bounds
             for row, bounds in zip(part, part_bounds, strict=True):
                 all_bounds[row] = bounds
         return [bounds for bounds in all_bounds if bounds is not None]
@@ -336,12 +352,14 @@ class CostModelPricing:
         return mapped.least(np.asarray(step.seconds))
 
     def _bounds_on(
-        self, gpus: int, layouts: Layout, numbers_of_groups: Sequence[int]
+        self, gpus: int, layouts: Layout, *, numbers_of_groups: Sequence[int], by_passes: bool
     ) -> Iterator[MappingBounds]:
         mapped = mapped_layouts(self._workload, gpus, layouts)
         context, bound = mapped.context, np.zeros(0)
         if context is not None:
-            busiest_s, times = self._busiest_under(context, layouts, mapped.counts)
+            busiest_s, times = self._busiest_under(
+                context, layouts, mapped.counts, by_passes=by_passes
+            )
             fits = np.isfinite(busiest_s)
             slowest_s = np.where(fits, busiest_s, 0.0)
             traffic = shared_traffic(context, GROUPS_OF_TRAFFIC)
@@ -361,7 +379,7 @@ class CostModelPricing:
             yield MappingBounds(matrices=table, bound_s=bound_s, outside_s=outside_s)
 
     def _busiest_under(
-        self, context: Context, layouts: Layout, counts: IntArray
+        self, context: Context, layouts: Layout, counts: IntArray, *, by_passes: bool
     ) -> tuple[FloatArray, KindTimes]:
         """`busiest_in_rooms_s` of mappings and the times of their layers, each different ones once."""
         owner = np.repeat(np.arange(len(counts)), counts)
@@ -372,6 +390,7 @@ class CostModelPricing:
             layouts,
             np.bincount(owner[rows], minlength=len(counts)),
             self._limit_gib,
+            by_passes=by_passes,
         )
         return busiest_s[equal], times
 

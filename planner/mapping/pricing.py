@@ -659,11 +659,12 @@ class MappedPricing(CostModelPricing):
         return np.zeros(layouts.broadcast_shape())
 
     def mapping_bounds(
-        self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
+        self, layouts: Layout, numbers_of_groups: Sequence[int] = (), *, below_s: float = inf
     ) -> list[MappingBounds]:
         """The bound under each profile; infinite where no mapping is known to keep it, or one shard group is
         no slower.
         """
+        del below_s
         rows = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
         spaces, packed_s = [self._space(layout) for layout in rows], self.lower_bound_s(layouts)
         counted = [row for row, layout in enumerate(rows) if self._is_counted(layout)]

@@ -196,7 +196,7 @@ def space_text(space: SpaceReport) -> str:
     parts = [
         ", ".join(degrees) or "every degree 1",
         "every micro-batch that divides",
-        "virtual stages that deal layers evenly",
+        "virtual stages that deal layers evenly (more where layers differ)",
         f"{executions} combinations of execution choices" if executions > 1 else "",
         "tensor-parallel overlap on wherever it may be" if executions and overlaps else "",
         f"{schedules} pipeline schedules" if schedules > 2 else "",

@@ -246,13 +246,16 @@ class Branch:
         certificate.bounded_out += int(np.sum(~good))
         return layouts.take(good), memory_gib[good], bound_s[good]
 
-    def mapping_bounds(self, layouts: Layout, top_k: int = 1) -> list[MappingBounds]:
-        """Bounds under every mapping, for each of some layouts.
+    def mapping_bounds(
+        self, layouts: Layout, top_k: int = 1, *, below_s: float = np.inf
+    ) -> list[MappingBounds]:
+        """Bounds under every mapping, for each of some layouts, as tight as can be below some seconds.
 
         Where one plan is asked for they are infinite if other shard groups are as good; of several plans a
         layout may be the next best one even so.
         """
-        return self.pricing.mapping_bounds(layouts, self.space.shard_groups if top_k == 1 else ())
+        groups = self.space.shard_groups if top_k == 1 else ()
+        return self.pricing.mapping_bounds(layouts, groups, below_s=below_s)
 
     def relief_bound_s(self, layouts: Layout) -> FloatArray:
         """Bounds under the best mapping for all that layouts may recompute, offload or shard over, [n]."""
@@ -410,8 +413,9 @@ def sparing_recompute(space: Space) -> tuple[int, ...]:
 def plainest(space: Space) -> Space:
     """The part of a space in which a search looks for a first price.
 
-    It has the fewest shard groups and expert-tensor ranks. Of recomputation it has none, that of the modules
-    that leave least in memory, and that of whole layers; of the optimizer's offload the least and the most.
+    It has the fewest shard groups and expert-tensor ranks, and virtual stages with as many layers. Of
+    recomputation it has none, that of the modules that leave least in memory, and that of whole layers; of
+    the optimizer's offload the least and the most.
     """
     shares = space.shares.items()
     ends = {(zero, share) for zero, own in shares for share in (own[0], own[-1])}
@@ -422,6 +426,7 @@ def plainest(space: Space) -> Space:
         shard_groups=space.shard_groups[:1],
         offloads=tuple(sorted(ends)),
         recompute=tuple(mask for mask in space.recompute if mask in kinds),
+        ratio_of_vpp=inf,
     )
 
 

@@ -37,7 +37,7 @@ from meshwright.costmodel.measured_settings import GainCorrections
 from meshwright.costmodel.workload import Execution, deduplicates
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import ShapeTable, gpu_seconds, shape_table
-from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import any_stages
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
@@ -499,7 +499,9 @@ class LayoutSearch:
         self._remaining_s()
         branch = self._branches[index]
         layouts, _, bound_s = branch.promising_layouts(layouts, self._cutoff_s, self.certificate)
-        mappings = branch.mapping_bounds(layouts, self._top_k) if len(bound_s) else []
+        mappings: list[MappingBounds] = []
+        if len(bound_s):
+            mappings = branch.mapping_bounds(layouts, self._top_k, below_s=self._cutoff_s)
         candidates = [
             self.chooser.add(index, layouts.scalar(row), bounds)
             for row, bounds in enumerate(mappings)
@@ -814,7 +816,9 @@ class LayoutSearch:
         rows = rows[~self._pool.is_bounded[rows] & (self._pool.bound_s[rows] < self._cutoff_s)]
         for index in np.unique(self._pool.branch[rows]):
             own = rows[self._pool.branch[rows] == index]
-            bounded = self._branches[index].mapping_bounds(self._pool.take(own), self._top_k)
+            bounded = self._branches[index].mapping_bounds(
+                self._pool.take(own), self._top_k, below_s=self._cutoff_s
+            )
             self._mapped.append((int(index), self._pool.take(own), self._pool.bound_s[own].copy()))
             for row, bounds in zip(own, bounded, strict=True):
                 self._pool.set_mappings(int(row), bounds)

@@ -80,11 +80,12 @@ class CorrectedPricing(CostModelPricing):
         return self._times(bound_s, layouts, "recompute")
 
     def mapping_bounds(
-        self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
+        self, layouts: Layout, numbers_of_groups: Sequence[int] = (), *, below_s: float = inf
     ) -> list[MappingBounds]:
         """Corrected by the layouts' own settings."""
-        bounds = self._pricing.mapping_bounds(layouts, numbers_of_groups)
         factors = self._corrections.factor(self.workload, layouts).tolist()
+        below_s /= min(factors, default=1.0)
+        bounds = self._pricing.mapping_bounds(layouts, numbers_of_groups, below_s=below_s)
         return [_scaled(each, factor) for each, factor in zip(bounds, factors, strict=True)]
 
     def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:

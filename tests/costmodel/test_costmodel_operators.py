@@ -571,8 +571,12 @@ def test_windowed_attention_keeps_its_share() -> None:
     assert window_share(c) == pytest.approx(0.5 + 0.5 * windowed)
     assert window_share(context(replace(workload(model, gpus=1), seq_len=128), Layout())) == 1.0
     chunked = model.model_copy(update={"chunked_windows": True})
-    c = context(replace(workload(chunked, gpus=1), seq_len=1024), Layout())
+    in_chunks = replace(workload(chunked, gpus=1), seq_len=1024, framework="torchtitan")
+    c = context(in_chunks, Layout())
     assert window_share(c) == pytest.approx(0.5 + 0.5 * (128 / 2 + 128) / 512)
+    # Megatron slides a window as long.
+    c = context(replace(in_chunks, framework="megatron"), Layout())
+    assert window_share(c) == pytest.approx(0.5 + 0.5 * windowed)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -172,10 +173,21 @@ def test_the_scan_takes_its_products_or_its_bytes(tp: int) -> None:
 )
 def test_the_scan_takes_what_was_measured_on_an_h100(tokens: int, measured: float) -> None:
     """Tokens/s of mamba_ssm's forward kernels, chunks of 256 (vllm-project/vllm pull request 27299)."""
-    work, layout = workload(wide("M-")), Layout(dp=8)
+    work, layout = replace(workload(wide("M-")), framework="fsdp2"), Layout(dp=8)
     c = make_context(work, layout, nested_placement(work.cluster, layout))
     scan = scan_s(c, WIDE.model_copy(update={"groups": 1, "chunk": 256}))
     assert tokens / measured == pytest.approx(float(scan.forward) * tokens / 4096, rel=0.1)
+
+
+def test_megatron_scans_128_positions_at_once_whatever_the_model_says() -> None:
+    longer = WIDE.model_copy(update={"chunk": 256})
+    seconds = {}
+    for framework in ("megatron", "fsdp2"):
+        work, layout = replace(workload(wide("M-")), framework=framework), Layout(dp=8)
+        c = make_context(work, layout, nested_placement(work.cluster, layout))
+        seconds[framework] = [float(scan_s(c, spec).forward) for spec in (WIDE, longer)]
+    assert seconds["megatron"][0] == seconds["megatron"][1]
+    assert seconds["fsdp2"][0] != seconds["fsdp2"][1]
 
 
 def test_layers_of_a_pattern_have_the_mean_time_of_their_blocks() -> None:

@@ -13,6 +13,7 @@ from meshwright.costmodel.layout import LAYER_AXES, Layout
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.mappings import divisors
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.branches import plainest
 from meshwright.planner.search.space import Space, recompute_name, space_of
 
 
@@ -112,6 +113,14 @@ def test_virtual_stages_deal_layers_evenly() -> None:
     assert space(forbids=("interleaving",)).virtual_stages(4) == (1,)
     assert space(pins={"vpp": 3}).virtual_stages(4) == (3,)
     assert space(pins={"vpp": 9}).virtual_stages(4) == ()
+
+
+def test_any_number_of_virtual_stages_is_planned_of_unlike_layers() -> None:
+    # 52 layers on 4 ranks: 13 alone divides, which no pin of another number may beat.
+    hybrid = "nemotron-3-nano-30b-a3b"
+    assert space(hybrid, gpus=16).virtual_stages(4) == tuple(range(1, 14))
+    assert space(hybrid, gpus=64).virtual_stages(4) == (1, 2, 4, 8, 13)
+    assert plainest(space(hybrid, gpus=16)).virtual_stages(4) == (1, 13)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshwright.costmodel.layout import Layout
@@ -17,6 +18,7 @@ from meshwright.errors import InputError
 from meshwright.model_specs.adapters import AdapterSpec, with_layers_ahead
 from meshwright.model_specs.blocks import AHEAD, Mamba2Spec, MoeSpec
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.space import space_of
 from tests.planner.search import plain_oracle
@@ -277,6 +279,43 @@ def test_virtual_stages_are_those_of_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", some([*range(8, 60), 1, *range(3, 7)]))
 def test_virtual_stages_are_those_of_brute_force_many(seed: int) -> None:
     check_against_brute_force(interleaved_request(seed))
+
+
+def test_bounds_below_a_price_are_the_tightest_that_are_known() -> None:
+    space = space_of(interleaved_request(1))
+    pricing, layouts = CostModelPricing(space.workload), space.layouts(space.degrees(8))
+    tightest = np.array([each.least_s for each in pricing.mapping_bounds(layouts)])
+    price_s = float(np.quantile(tightest[np.isfinite(tightest)], 0.3))
+    bounds = pricing.mapping_bounds(layouts, below_s=price_s)
+    quick = np.array([each.least_s for each in bounds])
+    assert np.all(quick <= tightest)
+    assert np.any(quick < tightest)
+    assert np.array_equal(quick[quick < price_s], tightest[quick < price_s])
+
+
+def check_no_pin_is_faster(asked: PlanRequest) -> None:
+    """Of a plan that is called optimal each choice is pinned to further values, one at a time."""
+    outcome = search(asked)
+    if not outcome.best:
+        return
+    assert outcome.status == "optimal"
+    layout, least_s = outcome.best[0].layout, outcome.best[0].step_time_s * (1 - 1e-9)
+    values = {"vpp": range(1, 7), "tp": (1, 2), "dp": (1, 2), "zero_stage": (0, 1)}
+    for name, each in values.items():
+        own = int(getattr(layout, name))
+        for value in {*each} - {own} if name not in asked.pins else ():
+            try:
+                pinned = search(replace(asked, pins={**asked.pins, name: value}))
+            except InputError:
+                continue
+            assert all(priced.step_time_s >= least_s for priced in pinned.best), (name, value)
+
+
+@pytest.mark.parametrize(
+    "seed", [2, 5, *(pytest.param(n, marks=pytest.mark.soak) for n in some([*range(100, 140)]))]
+)
+def test_no_pin_makes_a_plan_faster(seed: int) -> None:
+    check_no_pin_is_faster(interleaved_request(seed))
 
 
 def with_shared_indexers(asked: PlanRequest, seed: int, longer: int = 0) -> PlanRequest:
