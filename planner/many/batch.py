@@ -294,7 +294,7 @@ def _answer(request: PlanRequest, how: Mapping[str, Any]) -> dict[str, Any]:
         robustness=False,
         choices=False,
         likely=likely_as(request, plans),
-        least_traffic=not how.get(AS_SEARCHED),
+        as_searched=bool(how.get(AS_SEARCHED)),
     )
     solver = plan.solver.model_copy(update={"wall_s": None})
     plan = plan.model_copy(update={"solver": solver})
