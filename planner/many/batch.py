@@ -169,7 +169,7 @@ those are priced first.
 """
 AS_SEARCHED = "as_searched"
 """Beside them: whether the plan keeps the mapping that its search found, which need not be the one that sends
-least; its figures are the same.
+least, and says nothing of all GPUs where it leaves some idle; its step is the same.
 """
 _BESIDE = (CLUSTER_SPEC, LIKELY, AS_SEARCHED)
 
