@@ -169,7 +169,7 @@ those are priced first.
 """
 AS_SEARCHED = "as_searched"
 """Beside them: whether the plan keeps the mapping that its search found, which need not be the one that sends
-least; its figures are the same.
+least, and says nothing of all GPUs where it leaves some idle; its step is the same.
 """
 _BESIDE = (CLUSTER_SPEC, LIKELY, AS_SEARCHED)
 
@@ -294,7 +294,7 @@ def _answer(request: PlanRequest, how: Mapping[str, Any]) -> dict[str, Any]:
         robustness=False,
         choices=False,
         likely=likely_as(request, plans),
-        least_traffic=not how.get(AS_SEARCHED),
+        as_searched=bool(how.get(AS_SEARCHED)),
     )
     solver = plan.solver.model_copy(update={"wall_s": None})
     plan = plan.model_copy(update={"solver": solver})

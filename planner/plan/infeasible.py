@@ -533,7 +533,9 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
     yield from _wishes_lifted(request)
     if request.reserve_gib and _feasible(replace(request, reserve_gib=0.0)):
         yield SmallestChange(
-            change="reserve-gib", value=_largest_reserve(request), asked=request.reserve_gib
+            change="reserve-gib",
+            value=_largest_reserve(request, conflict),
+            asked=request.reserve_gib,
         )
     if PRECISION_NAME in names:
         for precision in ("bf16", "fp16"):
@@ -815,12 +817,20 @@ def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> int | None:
 
     No layout fits in less than the candidate that misses the limit by least.
     """
+    missed_gib = _least_missed_gib(conflict)
+    if missed_gib is None:
+        return None
+    more_gib = missed_gib * request.workload().memory_margin
+    least = ceil(request.cluster.device.hbm_gib + more_gib / ALLOCATOR_SHARE - ROUNDING)
+    return _least_hbm_gib(request, least)
+
+
+def _least_missed_gib(conflict: Conflict) -> float | None:
+    """The least by which a layout that misses memory alone misses it; None where there is none such."""
     for row, limit in enumerate(conflict.limits):
         over = conflict.excess[row][conflict.only_missed(row)]
         if isinstance(limit, HbmCapacity) and len(over):
-            more_gib = float(over.min()) * request.workload().memory_margin
-            least = ceil(request.cluster.device.hbm_gib + more_gib / ALLOCATOR_SHARE - ROUNDING)
-            return _least_hbm_gib(request, least)
+            return float(over.min())
     return None
 
 
@@ -876,6 +886,8 @@ def _answer_kept(trial: _Trial) -> float | None:
 
 def _found_gib(request: PlanRequest) -> float | None:
     """Memory of a plan that is run as plainly as can be, or in a way that keeps a rule which that breaks."""
+    if usable_hbm_gib(request.workload()) <= 0:
+        return None
     fullest_gib = _found_run_so_gib(request, None)
     others = iter(executions_to_try(request)[1:] if fullest_gib is None else ())
     while fullest_gib is None and (execution := next(others, None)) is not None:
@@ -899,14 +911,33 @@ def _found_run_so_gib(request: PlanRequest, execution: Execution | None) -> floa
     return None
 
 
-def _largest_reserve(request: PlanRequest) -> float:
-    """In tenths of a GiB."""
-    too_much = _fewest_enough(
-        0,
-        ceil(10 * request.reserve_gib),
-        lambda tenths: not _feasible(replace(request, reserve_gib=tenths / 10)),
-    )
-    return (too_much - 1) / 10
+def _largest_reserve(request: PlanRequest, conflict: Conflict) -> float:
+    """In tenths of a GiB. A plan that is found holds under all reserves that leave its fullest GPU room."""
+
+    def with_reserve(tenths: int) -> PlanRequest:
+        return replace(request, reserve_gib=tenths / 10)
+
+    def first_below(low: int, high: int, gib: float) -> int:
+        """The least reserve that leaves less than so many GiB usable, `high` where that leaves as much."""
+        return _fewest_enough(
+            low, high, lambda tenths: usable_hbm_gib(with_reserve(tenths).workload()) < gib
+        )
+
+    low, high = 0, ceil(10 * request.reserve_gib)
+    tried, more_gib = 0, _least_missed_gib(conflict)
+    # After none at all the one that leaves room for the leanest layout that was looked at comes first.
+    likely = None if more_gib is None else usable_hbm_gib(request.workload()) + more_gib
+    while True:
+        fullest_gib = _fullest_gib(with_reserve(tried))
+        if fullest_gib is None:
+            high = tried
+        else:
+            low = max(tried, first_below(tried, high, fullest_gib) - 1)
+        if high - low <= 1:
+            return low / 10
+        tried = (low + high) // 2
+        if likely is not None:
+            tried, likely = max(low, first_below(low, high, likely) - 1), None
 
 
 def _other_gpus(request: PlanRequest, more_gpus: bool) -> Iterator[int]:

@@ -68,7 +68,7 @@ def make_plan(
     progress: Progress | None = None,
     model_file: Path | None = None,
     likely: Likely | None = None,
-    least_traffic: bool = True,
+    as_searched: bool = False,
 ) -> Plan:
     """The whole plan for a request: the fastest one, verified, and what becomes of it under errors of the
     cost model.
@@ -92,8 +92,9 @@ def make_plan(
     likely
         Layouts that are priced first; the answer does not depend on them, but for which of equally fast
         layouts it is.
-    least_traffic
-        Whether, of the mappings with the price of the plan, the one that sends least is looked for.
+    as_searched
+        Whether, of the mappings with the price of the plan, the one that sends least is not looked for, and a
+        plan that leaves GPUs idle is not held against the best one on all of them: its step is the same.
 
     Returns
     -------
@@ -117,7 +118,7 @@ def make_plan(
             compares_later=asks,
             on_first=ahead.begin if choices else None,
             likely=likely,
-            least_traffic=least_traffic,
+            as_searched=as_searched,
         )
         unwritten = _unwritten(ended, model_file)
         if progress is not None and plan.objective.step_time_s is not None:
@@ -178,7 +179,7 @@ def _searched(
     compares_later: bool = False,
     on_first: Callable[[Priced], None] | None = None,
     likely: Likely | None = None,
-    least_traffic: bool = True,
+    as_searched: bool = False,
 ) -> tuple[BestPlan, Plan]:
     """How the search ended, and its plan."""
     began = time.monotonic()
@@ -194,6 +195,7 @@ def _searched(
         hedged=hedged,
         begin_with=None if likely is None else likely.layouts,
         run_as=None if likely is None else likely.run_as,
+        compares=not as_searched,
         compares_later=compares_later,
         counts=True,
     )
@@ -201,7 +203,7 @@ def _searched(
     if explained and ended.outcome.status == "infeasible":
         infeasible = explain_infeasible(ended.request, space_of(ended.request).workload)
     wall_s = time.monotonic() - began
-    return ended, _document(ended, wall_s, infeasible, least_traffic=least_traffic)
+    return ended, _document(ended, wall_s, infeasible, least_traffic=not as_searched)
 
 
 def _unwritten(ended: BestPlan, model_file: Path | None) -> list[str]:

@@ -12,6 +12,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cluster_specs.reader import load_cluster
+from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.workload import Execution
 from meshwright.frameworks.catalog import framework_named
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.reader import load_catalog_model
@@ -271,3 +273,26 @@ def test_a_change_that_another_request_tried_is_not_tried_again() -> None:
     assert [fastest_plan(each).infeasible for each in too_few] == alone
     assert None not in alone
     assert infeasible._answer_kept.cache_info().hits
+
+
+def test_where_nothing_is_usable_only_what_leaves_some_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reserve above the HBM: other frameworks, permissions and losses cannot help."""
+    searched: list[float] = []
+    kept = infeasible._found_run_so_gib
+
+    def found(asked: PlanRequest, execution: Execution | None) -> float | None:
+        searched.append(usable_hbm_gib(asked.workload()))
+        return kept(asked, execution)
+
+    monkeypatch.setattr(infeasible, "_found_run_so_gib", found)
+    asked = request(gpus=8, reserve_gib=95.0)
+    assert usable_hbm_gib(asked.workload()) < 0
+    plan = fastest_plan(asked)
+    assert plan.infeasible is not None
+    reserve = next(each for each in plan.infeasible.changes if each.change == "reserve-gib")
+    assert min(searched) > 0
+    assert len(searched) < 20
+    assert isinstance(reserve.value, float)
+    assert fastest_plan(replace(asked, reserve_gib=reserve.value)).layout is not None
