@@ -196,9 +196,10 @@ def test_torchtitan_builds_every_catalog_model_that_it_takes(tmp_path: Path) -> 
 
 WITH_CODE = {
     "exaone-3.5-7.8b", "internlm2.5-7b", "ling-lite", "ling-mini-2.0", "mimo-7b", "minimax-m1",
-    "minimax-text-01",
+    "minimax-text-01", "sarvam-105b", "sarvam-30b",
 }  # fmt: skip
-"""Models whose code, and with it the class of their configuration, comes with their files."""
+"""Models whose code, and with it the class of their configuration, comes with their files (of Sarvam's up to
+transformers 5.23)."""
 INSIDE = {
     "aria-25b", "cosmos3-edge-2b", "deepseek-ocr2-3b", "glm-4.1v-9b", "glm-4.5v", "glm-ocr",
     "granite-docling", "muse-glimmer-30b", "paddleocr-vl", "step-3.7-flash",

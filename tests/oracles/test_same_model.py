@@ -70,7 +70,7 @@ def expected(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _attention_scale(model: ModelSpec) -> float | None:
+def _attention_scale(model: ModelSpec) -> Any:
     """The factor on attention scores, which follows from the width of heads where nothing scales."""
     if model.attention_scale is not None:
         return pytest.approx(model.attention_scale, rel=1e-12)
