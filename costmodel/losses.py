@@ -62,7 +62,8 @@ class ChunkedLoss:
 
 CHUNKED_LOSSES: Mapping[str, ChunkedLoss] = {
     # Logits at 16 bits are read for the sum, then read and replaced by their gradient. A chunk's gradient of
-    # the weight is written at 16 bits by its product, widened (2, 4) and added (2, 4, 2).
+    # the weight is added within its product (torch.addmm), which reads the sum: from 0.8.3 on, of 16-bit
+    # weights on devices from Ampere on. Versions 0.6.2 to 0.8.2 widened it and added it by itself.
     "liger": ChunkedLoss(
         source="liger_kernel/ops/fused_linear_cross_entropy.py, fused_linear_cross_entropy_forward",
         rows=0,
@@ -70,9 +71,9 @@ CHUNKED_LOSSES: Mapping[str, ChunkedLoss] = {
         gradients_at_once=True,
         logit_moved=(6.0, 0.0),
         weight_moved=(0.0, 0.0),
-        weight_summed=(14.0, 0.0),
+        weight_summed=(2.0, 0.0),
         logit_held=2.0,
-        weight_held=8.0,
+        weight_held=2.0,
         frozen_weight_held=0.0,
         input_held=2.0,
     ),
@@ -115,7 +116,7 @@ CHUNKED_LOSSES: Mapping[str, ChunkedLoss] = {
         input_moved=(4.0, 6.0),
     ),
 }
-"""Read in Liger-Kernel at ead96b6, TRL at f2cd577 (1.10.0.dev0; `chunked`, so up to 1.14) and in TRL 1.16.0
+"""Read in Liger-Kernel 0.8.5, TRL at f2cd577 (1.10.0.dev0; `chunked`, so up to 1.14) and in TRL 1.16.0
 (`fused-head`, from 1.15 on)."""
 _SUM_BYTES, _ENDS_BYTES = 8.0, 10.0
 """Of an element of a 32-bit sum: for each product that adds to it, and to set it to zero and narrow it."""

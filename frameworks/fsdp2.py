@@ -70,9 +70,9 @@ EIGHT_BIT_ADAPTERS = {
 
 _TRL = "trl/trainer/dpo_trainer.py"
 TRL_LOSS = "fused-head"
-ASKED_OF_TRL = {"LLaMA-Factory": "trl<=0.24.0", "Axolotl": "trl==1.9.0", "ms-swift": "trl<1.0"}
+ASKED_OF_TRL = {"LLaMA-Factory": "trl<=0.24.0", "Axolotl": "trl==1.14.1", "ms-swift": "trl<1.0"}
 """Versions of TRL that other trainers ask for, all older than the fused head: those take all logits
-(LLaMA-Factory 0.9.5, pyproject.toml; Axolotl 0.19.0 and ms-swift 4.6.0, METADATA of their wheels)."""
+(LLaMA-Factory 0.9.5, pyproject.toml; Axolotl 0.21.0 and ms-swift 4.6.0, METADATA of their wheels)."""
 TRL_STEPS = {
     "sft": StepKindSetting(source="trl/trainer/sft_trainer.py"),
     "dpo": StepKindSetting(source=_TRL, rules=("trl-degrees",), installs="trl", loss=TRL_LOSS),

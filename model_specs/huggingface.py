@@ -77,6 +77,10 @@ def vision_fields(data: Mapping[str, object], where: str, model: Mapping[str, ob
     if kind == "qwen3_vl" and str(data.get("model_type")) not in _LAYERS_SEE:
         # Layers of Qwen3.5 see no images beside the tokens: they have Qwen3-VL's encoder without its taps.
         of_kind["deepstack"] = 0
+    if of_kind["out_hidden"] != model["hidden"]:
+        name = "hidden_size" if kind == "qwen2_vl" else "out_hidden_size"
+        what = f"must be the language model's width, {model['hidden']}"
+        raise config.fail(name, what, of_kind["out_hidden"])
     return fields | of_kind
 
 

@@ -642,7 +642,7 @@ def _llamafactory_adapters(adapters: AdapterSpec) -> dict[str, object]:
 def axolotl_files(plan: Plan) -> dict[str, str]:
     """axolotl.yaml, and DeepSpeed's file where the plan has one.
 
-    Names are those of Axolotl 067b021c8 (src/axolotl/utils/schemas). Raises InfeasibleError for what it does
+    Names are those of Axolotl 0.21.0 (axolotl/utils/schemas). Raises InfeasibleError for what it does
     not have.
     """
     launch, files = _of_stack(plan, "Axolotl", degrees=("tp", "cp"))

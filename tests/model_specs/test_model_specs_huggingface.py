@@ -249,7 +249,11 @@ def test_image_encoders_make_up_what_published_totals_have_more(name: str) -> No
     ("name", "changes", "words"),
     [
         ("qwen2.5-vl-7b", {"depth": 0}, "vision_config.depth: .*from 1"),
-        ("qwen2.5-vl-7b", {"out_hidden_size": 3}, "out_hidden 3 must be hidden 3584"),
+        (
+            "qwen2.5-vl-7b",
+            {"out_hidden_size": 3},
+            "vision_config.out_hidden_size: must .* width, 3584, got 3",
+        ),
         ("qwen3-vl-8b", {"num_heads": 7}, "multiple of vision.heads 7"),
         ("gemma-3-4b", {"image_size": 100}, "mm_tokens_per_image: .*7 patches a side"),
         ("llama-3.2-11b-vision", {"hidden_size": "wide"}, "vision_config.hidden_size"),

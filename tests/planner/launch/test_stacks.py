@@ -462,7 +462,7 @@ def test_switches_that_ms_swift_calls_otherwise_than_megatron_are_read(tmp_path:
             "asks for trl<1.0, whose trainers take all logits, not the fused-head loss: plan with --loss all",
         ),
         ("llama-factory", {"kind": "dpo", "loss": "fused-head"}, "asks for trl<=0.24.0, whose"),
-        ("axolotl", {"kind": "dpo", "loss": "fused-head"}, "asks for trl==1.9.0, whose trainers"),
+        ("axolotl", {"kind": "dpo", "loss": "fused-head"}, "asks for trl==1.14.1, whose trainers"),
         ("axolotl", {"loss": "liger"}, "is not written for the liger loss: plan with --loss all"),
         ("ms-swift", {"optimizer": "muon"}, "makes no Muon"),
         ("axolotl", {"optimizer": "sgd"}, "may run SGD without the momentum"),
