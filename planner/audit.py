@@ -387,10 +387,10 @@ def _next_best_faults(
 def _layout_of_entry(request: PlanRequest, entry: Mapping[str, object]) -> LayoutDoc:
     """The layout of a further plan, whose entry leaves out what follows from the rest."""
     fields = {name: entry[name] for name in LayoutDoc.model_fields if name in entry}
-    tp, dp, micro_batch = (int(str(entry[name])) for name in ("tp", "dp", "micro_batch"))
+    in_parallel = int(str(entry["dp"])) * int(str(entry["micro_batch"]))
     plain = {
-        "sequence_parallel": tp > 1 and space_of(request).sequence_parallel,
-        "num_micro_batches": request.global_batch // max(dp * micro_batch, 1),
+        "sequence_parallel": int(str(entry["tp"])) > 1 and space_of(request).sequence_parallel,
+        "num_micro_batches": request.global_batch // max(in_parallel, 1),
     }
     return LayoutDoc.model_validate(plain | fields)
 

@@ -196,8 +196,19 @@ def test_what_texts_refer_to_exists(path: Path) -> None:
 
 
 def _tree(member: Callable[..., object]) -> ast.FunctionDef | ast.ClassDef:
+    """The source of a member; options that it takes together stand one by one, as its signature shows them."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(member))).body
     assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+    together = node.args.kwarg if isinstance(node, ast.FunctionDef) else None
+    if together is not None and "Unpack" in ast.unparse(together.annotation or together):
+        assert isinstance(node, ast.FunctionDef)
+        node.args.kwarg = None
+        named = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+        node.args.kwonlyargs += [
+            ast.arg(option.name, ast.parse(str(option.annotation), mode="eval").body)
+            for option in inspect.signature(member).parameters.values()
+            if option.name not in named
+        ]
     return node
 
 
