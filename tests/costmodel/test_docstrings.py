@@ -196,7 +196,7 @@ def test_what_texts_refer_to_exists(path: Path) -> None:
 
 
 def _tree(member: Callable[..., object]) -> ast.FunctionDef | ast.ClassDef:
-    """The source of a member; options that it takes together stand one by one, as its signature shows them."""
+    """The source of a member; options that it takes together stand one by one, as in its signature."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(member))).body
     assert isinstance(node, ast.FunctionDef | ast.ClassDef)
     together = node.args.kwarg if isinstance(node, ast.FunctionDef) else None
