@@ -1,14 +1,12 @@
 """The step of a pipeline whose ranks run on parts of a cluster that differ in devices, nodes or networks.
 
 Every part holds consecutive pipeline ranks, with the same tensor, context, data and expert parallelism on
-each. With the seconds t_r of rank r as its own part takes them,
+each. Rank r runs its layers forward and backward as its own part does, and hands each micro-batch on over the
+link that lies between it and its neighbour; 1F1B is played with these seconds (`simulator.one_f_one_b_s`).
 
-    T = m max_r t_r + x (sum_r t_r - max_r t_r) + P2P + DP + optimizer + overhead,
-
-where what follows the pipeline lasts as long as in the part that needs longest: the step ends when all ranks
-have, and the groups that reduce gradients each lie in one part. Every hand-over between ranks takes as long
-as the slowest, that from part to part: a pipeline runs at the pace of its slowest link. Packs of unlike
-samples add what ranks wait for the slowest one (`step_time.imbalance_s`), each layer at the pace of its part.
+What follows the pipeline lasts as long as in the part that needs longest: the step ends when all ranks have,
+and the groups that reduce gradients each lie in one part. Packs of unlike samples add what ranks wait for the
+slowest one (`step_time.imbalance_s`), each layer at the pace of its part.
 """
 
 from __future__ import annotations
@@ -27,12 +25,14 @@ from meshwright.costmodel.layer_context import Context, Parts, total
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.rank_load import Stages, split_parts
+from meshwright.costmodel.rank_load import Stages, chunk_passes, split_parts
 from meshwright.costmodel.rates import fabric_links
+from meshwright.costmodel.simulator import one_f_one_b_s
 from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import (
     RankParameters,
     StepTime,
+    boundary_s,
     imbalance_s,
     make_context,
     scale_share,
@@ -79,6 +79,12 @@ class PlacedPart:
         """The layout on this part with the links of hand-overs: out of the whole part, or between parts."""
         gpus = self.workload.gpus if self.part_gpus is None else self.part_gpus
         return crossing_context(self.context, gpus, self.between_gbps_per_gpu)
+
+    @cached_property
+    def inside(self) -> Context:
+        """The layout on this part with the links of hand-overs between two of its own ranks."""
+        placement = nested_placement(self.workload.cluster, self.own_layout)
+        return replace(self.context, placement=replace(self.context.placement, pp=placement.pp))
 
     @property
     def limit_gib(self) -> float:
@@ -174,11 +180,58 @@ def crossing_context(
     return replace(context, links=links, placement=replace(context.placement, pp=members))
 
 
+def hand_overs_s(segments: Sequence[Segment]) -> NDArray[np.float64]:
+    """What each rank takes to send a micro-batch on, forward and backward.
+
+    A rank waits for what it sends: Megatron's 1F1B has each pass followed by an exchange with a neighbour, in
+    both directions at once, that ends before the next pass begins (megatron/core/pipeline_parallel/
+    schedules.py, `send_forward_recv_backward`). Passes that score go forward alone. Between two ranks of a
+    part lies the level that its pipeline groups cross, between two parts the slower of both ways out.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        In the order of the pipeline.
+
+    Returns
+    -------
+    array of float, shape [2, pp]
+        Seconds; 0 of the last rank forward, and of the first backward.
+    """
+    each_s: list[float] = []
+    for before, segment in zip([None, *segments], segments, strict=False):
+        if before is not None:
+            ways_out = (before.part.crossing, segment.part.crossing)
+            each_s.append(max(float(np.asarray(boundary_s(out))) for out in ways_out))
+        each_s += [float(np.asarray(boundary_s(segment.part.inside)))] * (segment.ranks - 1)
+    scoring = segments[0].part.workload.scoring_passes
+    return np.array([[*((1.0 + scoring) * np.array(each_s)), 0.0], [0.0, *each_s]])
+
+
+def played_pipeline_s(
+    segments: Sequence[Segment], forward_s: NDArray[np.float64], backward_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Seconds of all micro-batches through the ranks, played as 1F1B runs them.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        In the order of the pipeline.
+    forward_s, backward_s : array of float, shape [..., pp]
+        Seconds of each rank and micro-batch, hand-overs among them.
+
+    Returns
+    -------
+    array of float, shape [...]
+        Of all flushes together.
+    """
+    flushes = segments[0].part.workload.flushes
+    each_m = int(segments[0].part.layout.num_micro_batches) // flushes
+    return np.asarray(flushes * one_f_one_b_s(forward_s, backward_s, each_m))
+
+
 def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
     """The step of one layout under a split of its layers over the ranks of several parts.
-
-    The module's text has the formula: that of 1F1B on uneven ranks (Narayanan et al. 2021, arXiv 2104.04473,
-    section 2.2, rank by rank).
 
     Parameters
     ----------
@@ -194,9 +247,13 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
     """
     model, layout = segments[0].part.workload.model, segments[0].part.layout
     by_segment: list[dict[str, NDArray[np.float64]]] = []
+    passes = []
     for segment in segments:
-        parts = split_parts(segment.part.context, segment.part.times, stages)
+        part = segment.part
+        parts = split_parts(part.context, part.times, stages)
         by_segment.append({name: np.asarray(row)[segment.own] for name, row in parts.items()})
+        each = chunk_passes(part.context, stages, part.times)
+        passes.append(np.stack([each.forward_s[0, segment.own], each.backward_s[0, segment.own]]))
     names = dict.fromkeys(name for parts in by_segment for name in parts)
     by_rank = {
         name: np.concatenate(
@@ -204,16 +261,20 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
         )
         for name in names
     }
+    work_s = float(np.sum(list(by_rank.values())))
+    sent_s = hand_overs_s(segments)
+    by_rank["pipeline_p2p"] = sent_s.sum(axis=0)
     loads = np.sum(list(by_rank.values()), axis=0)
     busiest = int(np.argmax(loads))
     dense, expert = (
         np.broadcast_to(np.asarray(kind, dtype=np.float64), loads.shape)
         for kind in rank_parameters(model, layout, stages)
     )
+    forward_s, backward_s = np.concatenate(passes, axis=1) + sent_s
     return mixed_step_of_loads(
         segments,
         {name: float(row[busiest]) for name, row in by_rank.items()},
-        float(np.sum(loads)),
+        PipelineLoad(work_s, float(played_pipeline_s(segments, forward_s, backward_s))),
         [
             SegmentHolds(np.max(dense[each.own]), np.max(expert[each.own]), each.layers(stages))
             for each in segments
@@ -222,10 +283,19 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
     )
 
 
+class PipelineLoad(NamedTuple):
+    """What all ranks do, for one split or k of them: floats, or arrays of shape [k]."""
+
+    work_s: Floats
+    """Seconds of all ranks and a micro-batch, hand-overs apart."""
+    played_s: Floats
+    """Seconds of all micro-batches, as they are played."""
+
+
 def mixed_step_of_loads(
     segments: Sequence[Segment],
     worst: Parts,
-    work_s: Floats,
+    load: PipelineLoad,
     holdings: Sequence[SegmentHolds],
     *,
     layout: Layout,
@@ -238,8 +308,8 @@ def mixed_step_of_loads(
         In the order of the pipeline.
     worst : dict of str to float or array, shape [k]
         Seconds of the busiest rank of all and a micro-batch, by part, at least 0.
-    work_s : float or array, shape [k]
-        Seconds of all ranks and a micro-batch, above 0.
+    load : PipelineLoad
+        Of all ranks.
     holdings : sequence of SegmentHolds
         What the ranks of each segment hold.
     layout : Layout
@@ -251,21 +321,30 @@ def mixed_step_of_loads(
         Seconds by part, floats or arrays of shape [k].
     """
     slowest: Parts = {}
+    micro_batches = int(layout.num_micro_batches)
+    waits_s = load.played_s - micro_batches * total(worst)
     for segment, holds in zip(segments, holdings, strict=True):
         part = segment.part
         rank = RankParameters(holds.dense, holds.expert, part.crossing)
-        step = step_of_loads(part.context, part.times, worst, work_s, rank)
+        step = step_of_loads(part.context, part.times, worst, load.work_s, rank)
         for name, seconds in step.parts.items():
             slowest[name] = np.maximum(slowest.get(name, seconds), seconds)
     if "length_imbalance" in slowest:
         slowest["length_imbalance"] = _waits_for_packs_s(segments, holdings, layout)
+    slowest["pipeline_bubble"] = waits_s
+    slowest["pipeline_p2p"] = micro_batches * worst.get("pipeline_p2p", 0.0)
     slowest.pop("scale")
+    slowest["scale"] = total(slowest) * slower_on_nodes(segments)
+    return StepTime(slowest)
+
+
+def slower_on_nodes(segments: Sequence[Segment]) -> float:
+    """What a step loses on many nodes, as a share of all its other parts: the most on any part."""
     shares = [
         scale_share(part.workload, part.layout, part.context.constants)
         for part in (each.part for each in segments)
     ]
-    slowest["scale"] = total(slowest) * max(float(np.asarray(share)) for share in shares)
-    return StepTime(slowest)
+    return max(float(np.asarray(share)) for share in shares)
 
 
 def _waits_for_packs_s(

@@ -605,6 +605,76 @@ def least_fill(
     return np.asarray(np.where(m > ranks, (m - 1) / ranks, few))
 
 
+def least_by_work(
+    pp: Ints, num_micro_batches: Floats, backward_share: Floats = 0.5
+) -> tuple[tuple[Floats, Floats], ...]:
+    """What 1F1B takes at the least, one virtual stage each, by the work of all ranks and of the busiest.
+
+    From `longest_way_s` of the busiest rank, as in `least_waits`: where m > p both ways at it; and all its
+    passes of the longer kind, min(p, m) - 1 of the others at the most being left out.
+
+    Parameters
+    ----------
+    pp : int or array of int
+        p, pipeline ranks, at least 1.
+    num_micro_batches : float or array
+        m, at least 1.
+    backward_share : float or array
+        The share of its seconds that the longer of a rank's passes takes at the least, 0.5 to 1.
+
+    Returns
+    -------
+    tuple of pairs
+        Of work and of the busiest rank, for one micro-batch, without unit: no step is below any of them.
+    """
+    m, ranks = np.asarray(num_micro_batches, dtype=np.float64), np.asarray(pp)
+    left_out = (np.minimum(ranks, m) - 1.0) * (1.0 - backward_share)
+    by_longer = m - 1.0 - left_out
+    fills = m > ranks
+    both_ways = np.where(fills, 2.0, 1.0), np.where(fills, m - ranks - 1.0, by_longer)
+    return both_ways, (1.0, by_longer), (0.0, m)
+
+
+def least_of_segments_s(
+    ranks: NDArray[np.int64],
+    num_micro_batches: Floats,
+    work_s: NDArray[np.float64],
+    busiest_s: NDArray[np.float64],
+    backward_share: Floats = 0.5,
+) -> NDArray[np.float64]:
+    """What 1F1B takes at the least through segments of ranks, however the work of each lies on its ranks.
+
+    Derived here from `longest_way_s` of the busiest rank of a segment, wherever it lies there: behind it are
+    the segments behind, and what its own segment's ranks ahead of it, which take no longer, leave.
+
+    Parameters
+    ----------
+    ranks : array of int, shape [..., segments]
+        Pipeline ranks of each, at least 1.
+    num_micro_batches : float or array, shape [..., 1]
+        m, at least 1.
+    work_s, busiest_s : array of float, shape [..., segments]
+        Seconds of all ranks of each segment and a micro-batch, and of its busiest rank.
+    backward_share : float or array, shape [..., 1]
+        As `least_by_work` has it.
+
+    Returns
+    -------
+    array of float, shape [...]
+        Seconds of all micro-batches.
+    """
+    m, in_all_s = num_micro_batches, np.sum(work_s, axis=-1, keepdims=True)
+    from_here_s = np.cumsum(work_s[..., ::-1], axis=-1)[..., ::-1]
+    of_ranks = np.cumsum(ranks[..., ::-1], axis=-1)[..., ::-1]
+    left_out = (np.minimum(of_ranks, m) - 1.0) * (1.0 - backward_share)
+    own_s = in_all_s - from_here_s + m * busiest_s
+    longer_s = in_all_s + (m - 1.0 - left_out) * busiest_s
+    twice_s = from_here_s + np.maximum((m - of_ranks - 1.0) * busiest_s, 0.0)
+    behind_s = from_here_s - work_s + np.maximum((m - of_ranks) * busiest_s, 0.0)
+    twice_s = np.where(m > of_ranks, in_all_s + np.maximum(twice_s, behind_s), 0.0)
+    return np.asarray(np.max(np.maximum(np.maximum(own_s, longer_s), twice_s), axis=-1))
+
+
 def pace_excess_s(chunk_s: NDArray[np.float64], schedule: Ints) -> Floats:
     """Seconds that ranks in step lose on uneven chunks.
 

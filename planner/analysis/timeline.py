@@ -1,8 +1,8 @@
 """A step of a plan as a timeline: every pass on every pipeline rank, then what follows the pipeline.
 
 Passes are played in the order of the schedule (`costmodel.simulator`) with the times of the cost
-model's layers; the closed form that priced the plan may differ a little on uneven stages, and the document
-says both.
+model's layers. Pipelines through parts are priced so; the closed form that priced other plans may differ a
+little on uneven stages, and the document says both.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.mixed import hand_overs_s
 from meshwright.costmodel.rank_load import Stages, chunk_passes, pass_parts
 from meshwright.costmodel.schedules import Schedule, traits
 from meshwright.costmodel.simulator import Pass, Timeline, Work, simulate
@@ -51,7 +52,10 @@ class Trace:
     parts_s: dict[Work, dict[str, list[float]]] = field(default_factory=dict)
     """By kind of pass and part of the step, such as `attention`: what one micro-batch takes in each chunk."""
     p2p_s: float = 0.0
-    """What a micro-batch takes from one pipeline rank to the next."""
+    """What a micro-batch takes from one pipeline rank to the next, where nobody but the receiver waits."""
+    sent_s: tuple[tuple[float, float], ...] = ()
+    """Of each rank, what the end of its forward passes sends on, and of its backward ones, where it waits for
+    that itself; empty where it does not."""
     memory_gib: tuple[tuple[float, float], ...] = ()
     """Of each rank: what is there throughout, and the most that activations add."""
     places: tuple[str, ...] = ()
@@ -90,6 +94,7 @@ def trace_of(plan: AnyPlan, num_micro_batches: int | None = None) -> Trace:
         timeline=played.timeline,
         parts_s=played.parts_s,
         p2p_s=drawn.p2p_s,
+        sent_s=drawn.sent_s,
         memory_gib=tuple(drawn.memory_gib),
         num_micro_batches=m,
         pp=int(layout.pp),
@@ -113,6 +118,7 @@ class _Drawn(NamedTuple):
     p2p_s: float
     memory_gib: list[tuple[float, float]]
     places: tuple[str, ...] = ()
+    sent_s: tuple[tuple[float, float], ...] = ()
 
 
 def _drawn(plan: Plan, predicted: Predicted) -> _Drawn:
@@ -125,14 +131,14 @@ def _drawn(plan: Plan, predicted: Predicted) -> _Drawn:
 
 
 def _drawn_parts(plan: MixedPlan) -> _Drawn:
-    """The same of a pipeline through parts, whose slowest hand-over is that of all, as its price has it."""
+    """The same of a pipeline through parts, whose ranks wait for what they send, as its price has it."""
     pipeline = Pipeline.of(plan)
     segments = [(each.part.context, each.own) for each in pipeline.segments]
-    p2p_s = max(float(np.asarray(boundary_s(each.part.crossing))) for each in pipeline.segments)
+    sent_s = tuple((out_s, back_s) for out_s, back_s in hand_overs_s(pipeline.segments).T.tolist())
     parts = zip(plan.memory_gib, pipeline.memory_parts_gib, strict=True)
     memory_gib = [_memory(peak_gib, by_component) for peak_gib, by_component in parts]
     places = tuple(rank.part for rank in plan.ranks)
-    return _Drawn(segments, pipeline.stages, p2p_s, memory_gib, places)
+    return _Drawn(segments, pipeline.stages, 0.0, memory_gib, places, sent_s)
 
 
 def _memory(peak_gib: float, parts: Mapping[str, float] | None) -> tuple[float, float]:
@@ -165,6 +171,11 @@ def _played(drawn: _Drawn, layout: Layout, m: int) -> _Played:
         name: [both - apart for both, apart in zip(by_chunk, weight[name], strict=True)]
         for name, by_chunk in backward.items()
     }
+    for passes_s, by_part, number in ((forward_s, forward, 0), (backward_s, backward, 1)):
+        for rank, sent in enumerate(drawn.sent_s):
+            passes_s[rank] += sent[number]
+        if drawn.sent_s:
+            by_part["pipeline_p2p"] = [sent[number] for sent in drawn.sent_s]
     parts_s = {
         Work.FORWARD: forward,
         Work.BACKWARD: backward,
@@ -355,11 +366,13 @@ def _transfers(trace: Trace) -> Iterator[_Transfer]:
         for each in played:
             step = each.step
             receiver = rank_of.get(step.chunk + (-1 if step.backward else 1), rank)
-            if receiver == rank or trace.p2p_s <= 0 or step.work is Work.WEIGHT:
+            inside_s = trace.sent_s[rank][step.backward] if trace.sent_s else 0.0
+            if receiver == rank or trace.p2p_s + inside_s <= 0 or step.work is Work.WEIGHT:
                 continue
             number += 1
-            what, end_s = "gradients" if step.backward else "activations", each.end_s + trace.p2p_s
-            yield _Transfer(number, what, rank, receiver, each.end_s, end_s, step.micro_batch)
+            what = "gradients" if step.backward else "activations"
+            times = each.end_s - inside_s, each.end_s + trace.p2p_s
+            yield _Transfer(number, what, rank, receiver, *times, step.micro_batch)
 
 
 def _sent(rank: int, thread: int, transfers: list[_Transfer]) -> Iterator[Event]:

@@ -1075,26 +1075,11 @@ class _PlayedRanks(_OrderedRanks):
     def __init__(
         self, costs: SplitCosts, fits: FitsRank | None, fits_part: FitsPart | None = None
     ) -> None:
-        backward = costs.backward
-        assert backward is not None
-        of_backward = replace(
-            costs,
-            first_s=backward.first_s,
-            last_s=backward.last_s,
-            order=_with_seconds(costs.order, backward.layers),
-            order_of_ranks=tuple(
-                _with_seconds(order, layers_s)
-                for order, layers_s in zip(
-                    costs.order_of_ranks,
-                    backward.of_ranks or [backward.layers] * len(costs.order_of_ranks),
-                    strict=True,
-                )
-            ),
-        )
+        backward = of_backward(costs)
         ends = {_end_kind(costs, rank): rank for rank in range(costs.pp)}
         tables = {end: parts_of(costs, rank) for end, rank in ends.items()}
         self._own_s = {end: table.seconds for end, table in tables.items()}
-        self._backward_s = {end: parts_of(of_backward, rank).seconds for end, rank in ends.items()}
+        self._backward_s = {end: parts_of(backward, rank).seconds for end, rank in ends.items()}
         each = [tables[_end_kind(costs, rank)] for rank in range(costs.pp)]
         seconds = [np.where(table.may_be, table.seconds, inf) for table in each]
         self._ahead_s = _least_sums(seconds)
@@ -1282,6 +1267,32 @@ def _least_sums(seconds: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     for rank_s in seconds:
         sums.append(np.min(sums[-1][:, None] + rank_s, axis=0))
     return np.array(sums)
+
+
+def of_backward(costs: SplitCosts) -> SplitCosts:
+    """The costs of backward passes alone, of unlike layers under a schedule that is played.
+
+    Parameters
+    ----------
+    costs
+        Of both passes, with what backward ones take.
+    """
+    backward = costs.backward
+    assert backward is not None
+    return replace(
+        costs,
+        first_s=backward.first_s,
+        last_s=backward.last_s,
+        order=_with_seconds(costs.order, backward.layers),
+        order_of_ranks=tuple(
+            _with_seconds(order, layers_s)
+            for order, layers_s in zip(
+                costs.order_of_ranks,
+                backward.of_ranks or [backward.layers] * len(costs.order_of_ranks),
+                strict=True,
+            )
+        ),
+    )
 
 
 def _with_seconds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import permutations
+from itertools import combinations, pairwise, permutations
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -16,6 +16,7 @@ from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.activations import saved_activations
+from meshwright.costmodel.collectives import point_to_point_s
 from meshwright.costmodel.data_parallel import data_parallel_traffic, largest_useful_window_s
 from meshwright.costmodel.footprint import (
     GIB,
@@ -30,10 +31,10 @@ from meshwright.costmodel.footprint import (
 )
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes
-from meshwright.costmodel.layout import ROUNDING, Layout, Recompute
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Recompute
 from meshwright.costmodel.mixed import PlacedPart, Segment, crossing_context
-from meshwright.costmodel.rank_load import counts_in_order, last_rank_s
-from meshwright.costmodel.schedules import in_flight
+from meshwright.costmodel.rank_load import counts_in_order, last_rank_s, longer_pass_share
+from meshwright.costmodel.schedules import in_flight, least_by_work, least_of_segments_s
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import layer_parameters_on_gpu
 from meshwright.costmodel.step_time import RankParameters, imbalance_s, scale_share, step_of_loads
@@ -48,6 +49,7 @@ from meshwright.planner.mixed.kernel import (
     MixedKernel,
     PartCosts,
     Pattern,
+    borders_of,
     gains_by_grouping,
     leading_patterns,
 )
@@ -63,14 +65,16 @@ IntArray = NDArray[np.int64]
 # With l_s the seconds of a layer on part s, packed as closely as its fabric allows, k_s ranks on it and e the
 # least that the ends of the pipeline take, a step takes at least
 #
-#     (m - x) tau + x W + rest,   sum_s k_s floor(tau / l_s) >= L,   W >= sum_s n_s l_s + e,
+#     x P(tau, W) + rest,   sum_s k_s floor(tau / l_s) >= L,   W >= sum_s n_s l_s + e,
 #
-# n_s layers on part s, at most k_s tau / l_s. Dense layers in front of those with experts are no part of
-# L: they count as an end of the pipeline does, for what they take on the part that is fastest at them.
-# The least over tau lies where all layers just find a place, or where a slow part is just no longer
-# needed: between, W falls in straight lines. The rest is what follows the pipeline on the part that needs
-# least for it, with as few parameters on a rank as an even split of the layers in L has: some rank of
-# some part has as many or more.
+# P what 1F1B takes at the least for each of x flushes (`schedules.least_by_work`), and n_s layers on part
+# s, at most k_s tau / l_s. Dense layers in front of those with experts are no part of L: they count as an end
+# of the pipeline does, for what they take on the part that is fastest at them. A rank sends over one link or
+# more, and all of them over p - 1 both ways. Each line of P is least where all layers just find a place, or
+# where a slow part is just no longer needed: between, W falls in straight lines. Whole layers stay where they
+# are until tau takes in one more of some part. The rest is what follows the pipeline on the part that needs
+# least for it, with as few parameters on a rank as an even split of the layers in L has: some rank of some
+# part has as many or more.
 #
 # `seconds_in_memory` also counts the layers that each rank has room for, at its place along the pipeline,
 # under each way in which the first ranks may hold the leading layers; these are taken as recomputed there
@@ -129,6 +133,14 @@ class RowBounds:
             assert times is not None
             known.append((context, times))
         self._known = known
+        self._backward_share = np.min(
+            [self._on_all(longer_pass_share(times)) for _, times in known], axis=0
+        )
+        """Of a rank's seconds what its backward pass takes at the least, [n]."""
+        self._sent_s = np.min(
+            [self._on_all(_least_sent_s(context)) for context, _ in known], axis=0
+        )
+        """What a rank takes at the least to send a micro-batch one way, [n]."""
         kinds = [_kinds_of(times) for _, times in known]
         each_s = np.array([[self._on_all(kind.seconds) for kind in own] for own in kinds])
         self._each_s = each_s
@@ -152,10 +164,9 @@ class RowBounds:
         ends_s = np.sum(np.min(at_ends_s, axis=0), axis=0)
         self.least_ends_s = ends_s + self._leading * np.min(self._lead_s, axis=0)
         """What a micro-batch takes on all ranks beside main layers, at the least; [n]."""
-        in_layers = np.min(at_ends_s / self._layer_s[:, None], axis=0)
-        self._end_layers = np.sum(in_layers, axis=0)
-        in_layers = np.min(self._lead_s / self._layer_s, axis=0)
-        self._end_layers = self._end_layers + self._leading * in_layers
+        in_layers = np.sum(np.min(at_ends_s / self._layer_s[:, None], axis=0), axis=0)
+        each_lead = np.min(self._lead_s / self._layer_s, axis=0)
+        self._end_layers = in_layers + self._leading * each_lead
         rest_s = self._waits_s = self._on_all(0.0)
         if not is_pipeline_alone:
             # Every layer waits for the slowest of unlike packs: no less than on the part that waits least.
@@ -252,7 +263,7 @@ class RowBounds:
         parameters: tuple[FloatArray, FloatArray],
         longest_s: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
-        """What follows the pipeline on a part, and what hand-overs and the host add, where a rank has so many
+        """What follows the pipeline on a part, and what the host adds, where a rank has so many
         parameters outside experts and in them and takes no longer for a micro-batch, at the least; [k].
         """
         layouts = context.layout
@@ -263,7 +274,7 @@ class RowBounds:
         parts = step_of_loads(context, times, {"ranks": 0.0}, window_s * layouts.pp, on_rank).parts
         shape = layouts.broadcast_shape()
         after = parts["dp_comm"] + np.asarray(parts["optimizer"])
-        before = parts["pipeline_p2p"] + np.asarray(parts["step_overhead"])
+        before = np.asarray(parts["step_overhead"])
         return np.broadcast_to(after, shape), np.broadcast_to(before, shape)
 
     def rest_on_parts_s(self, rows: IntArray, ranks: IntArray) -> FloatArray:
@@ -286,14 +297,20 @@ class RowBounds:
         rest_s = self.rest_s[rows]
         if not len(rows) or not np.isfinite(self._cutoff_s) or self._differs_in_bytes:
             return rest_s
-        # The steps of `_pipeline_s`, solved for the busiest rank.
+        # The bounds of `_steps`, solved for the busiest rank.
         layer_s = self._layer_s[:, rows].T
         work_s = self._main * layer_s.min(axis=1) + self.least_ends_s[rows]
-        m = np.asarray(self._layouts.num_micro_batches)[rows]
+        pp, m = (
+            np.asarray(each)[rows] for each in (self._layouts.pp, self._layouts.num_micro_batches)
+        )
+        each_m, share = m / self._flushes, self._backward_share[rows]
         left_s = self._cutoff_s / self.scale[rows] * (1 + ROUNDING) - rest_s
-        left_s = np.where(m > self._flushes, left_s - self._flushes * work_s, left_s)
-        steady = np.where(m > self._flushes, m - self._flushes, m)
-        busiest_s = np.maximum(left_s, 0.0) / steady
+        left_s = np.maximum(left_s / self._flushes, 0.0)
+        busiest_s = left_s / each_m
+        for a, b in least_by_work(pp, each_m, share):
+            above_s = np.maximum(left_s - a * work_s, 0.0)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                busiest_s = np.minimum(busiest_s, np.where(b > 0, above_s / b, np.inf))
         cheapest_s = self._cheapest_s[:, rows].T
         most = np.minimum(np.floor(busiest_s[:, None] / cheapest_s * (1 + ROUNDING)), self._main)
         placed = ranks * most
@@ -354,7 +371,8 @@ class RowBounds:
         if self._unlike:
             busiest_s = (self._main + ends) / np.sum(ranks / layer_s, axis=1)
             return self._steps(rows, ranks, np.maximum(busiest_s, self._longest_s[rows]))
-        busiest_s = _least_busiest_s(self._main, layer_s, ranks, ends)
+        ends_s = np.moveaxis(self._at_ends_s[:, :, rows], 0, -1)
+        busiest_s = _least_busiest_s(self._main, layer_s, ranks, ends_s, ends)
         return self._steps(rows, ranks, busiest_s)
 
     def _steps(
@@ -364,25 +382,103 @@ class RowBounds:
         layer_s = self._layer_s[:, rows].T
         order = np.argsort(layer_s, axis=1, kind="stable")
         fast_s = np.take_along_axis(layer_s, order, axis=1)
-        speeds = np.cumsum(np.take_along_axis(ranks, order, axis=1) / fast_s, axis=1)
-        best = np.full(len(rows), np.inf)
-        for tried in (busiest_s, *(self._main / speeds).T):
-            reached = np.maximum(tried, busiest_s)
-            best = np.minimum(best, self._pipeline_s(rows, reached, fast_s, speeds))
-        return np.asarray((best + self.rest_s[rows]) * self.scale[rows] * (1 - ROUNDING))
+        own_ranks = np.take_along_axis(ranks, order, axis=1)
+        speeds = np.cumsum(own_ranks / fast_s, axis=1)
+        pp, m = (
+            np.asarray(each)[rows] for each in (self._layouts.pp, self._layouts.num_micro_batches)
+        )
+        each_m, share = m / self._flushes, self._backward_share[rows]
+        lines = least_by_work(pp, each_m, share)
+        sent_s, ways = self._sent_s[rows], 2.0 + self._workloads[0].scoring_passes
 
-    def _pipeline_s(
-        self, rows: IntArray, busiest_s: FloatArray, fast_s: FloatArray, speeds: FloatArray
-    ) -> FloatArray:
-        """All micro-batches and the fill, the fastest parts taking as many layers as their ranks can."""
+        def at(reached: FloatArray, until: FloatArray) -> FloatArray:
+            """What a flush takes where no rank takes longer, by each line of it, [lines, k]."""
+            work_s = np.maximum(self._least_work_s(rows, until, fast_s), reached)
+            work_s = work_s + ways * (pp - 1) * sent_s
+            busy_s = reached + sent_s
+            # By passes of one kind alone a rank need not send more than it does beside its work.
+            own_s = np.where(each_m > pp, busy_s, reached), reached, busy_s
+            by_lines = zip(lines, own_s, strict=True)
+            return np.stack([a * work_s + b * longest_s for (a, b), longest_s in by_lines])
+
+        best_s, further_s = np.full(len(rows), np.inf), busiest_s
+        if not self._unlike:
+            number = np.floor(busiest_s[:, None] / fast_s + ROUNDING)
+            further_s = np.min((number + 1.0) * fast_s, axis=1) * (1 - ROUNDING)
+            further_s = np.maximum(further_s, busiest_s)
+            best_s = np.max(at(busiest_s, np.cumsum(own_ranks * number, axis=1)), axis=0)
+        kinks = np.sort(self._main / speeds, axis=1).T
+        points = [further_s, *(np.maximum(further_s, each) for each in kinks)]
+        by_points = [at(reached, reached[:, None] * speeds) for reached in points]
+        best_s = np.minimum(best_s, np.max(by_points[0], axis=0))
+        for before, after in pairwise(by_points):
+            best_s = np.minimum(best_s, _least_between(before, after))
+        pipeline_s = best_s * self._flushes
+        return np.asarray((pipeline_s + self.rest_s[rows]) * self.scale[rows] * (1 - ROUNDING))
+
+    def _least_work_s(self, rows: IntArray, until: FloatArray, fast_s: FloatArray) -> FloatArray:
+        """Of all ranks and a micro-batch, from the layers that the parts, the fastest first, take at most."""
         layers = float(self._main)
-        until = np.minimum(busiest_s[:, None] * speeds, layers)
+        until = np.minimum(until, layers)
         until[:, -1] = layers
         placed = np.diff(until, axis=1, prepend=0.0)
-        work = np.sum(placed * fast_s, axis=1) + self.least_ends_s[rows]
-        m = np.asarray(self._layouts.num_micro_batches)[rows]
-        filled = self._flushes * np.maximum(work, busiest_s)
-        return np.asarray((m - self._flushes) * busiest_s + filled)
+        return np.asarray(np.sum(placed * fast_s, axis=1) + self.least_ends_s[rows])
+
+    def seconds_in_order(self, rows: IntArray, ranks: IntArray, order: Sequence[int]) -> FloatArray:
+        """The same for parts in their order, with the best number of layers on each.
+
+        Parameters
+        ----------
+        rows, ranks, order
+            As `seconds_in_memory` has them.
+
+        Returns
+        -------
+        array of float, shape [k]
+            0 where rows and places between the parts are too many.
+        """
+        places = borders_of(self._model.layers, len(order))
+        step_s = np.zeros(len(rows))
+        if len(rows) * len(places) > _MOST_PLACES:
+            return step_s
+        each = max(1, _TOGETHER // len(places))
+        for start in range(0, len(rows), each):
+            some = slice(start, start + each)
+            step_s[some] = self._between(rows[some], ranks[some], order, places)
+        return step_s
+
+    def _between(
+        self, rows: IntArray, ranks: IntArray, order: Sequence[int], places: IntArray
+    ) -> FloatArray:
+        """The same of the best of some places between the parts, [b, parts + 1]."""
+        before = np.arange(self._model.layers + 1.0)
+        leading = np.minimum(before, self._leading)
+        work_s, busiest_s = [], []
+        for at, part in enumerate(order):
+            own_s, of_part = self._layer_s[part, rows, None], ranks[:, part, None]
+            if self._unlike:
+                taken_s = self._each_s[part][:, rows].T @ counts_in_order(self._model.unlike_layers)
+            else:
+                taken_s = (before - leading) * own_s + leading * self._lead_s[part, rows, None]
+            own_work_s = taken_s[:, places[:, at + 1]] - taken_s[:, places[:, at]]
+            for end, place in enumerate((0, len(order) - 1)):
+                if at == place:
+                    own_work_s = own_work_s + self._at_ends_s[part, end, rows, None]
+            work_s.append(own_work_s)
+            busiest_s.append(own_work_s / of_part)
+            if not self._unlike and not self._leading:
+                number = np.ceil((places[:, at + 1] - places[:, at]) / of_part)
+                busiest_s[-1] = np.maximum(busiest_s[-1], number * own_s)
+        each_m = np.asarray(self._layouts.num_micro_batches)[rows] / self._flushes
+        pipeline_s = least_of_segments_s(
+            ranks[:, None, list(order)],
+            each_m[:, None, None],
+            np.stack(work_s, axis=-1),
+            np.stack(busiest_s, axis=-1),
+            self._backward_share[rows, None, None],
+        ).min(axis=1)
+        step_s = self._flushes * pipeline_s + self.rest_s[rows]
+        return np.asarray(step_s * self.scale[rows] * (1 - ROUNDING))
 
     def seconds_in_memory(
         self, rows: IntArray, ranks: IntArray, order: Sequence[int]
@@ -604,26 +700,47 @@ class RowBounds:
         return np.asarray(np.minimum(*beside))
 
 
+def _least_between(before: FloatArray, after: FloatArray) -> FloatArray:
+    """The least, between two points or at the second, of the largest of some straight lines, [lines, k]: at
+    the end, or where two of them cross.
+    """
+    least = np.max(after, axis=0)
+    for first, second in combinations(range(len(before)), 2):
+        apart = before[first] - before[second], after[first] - after[second]
+        crosses = apart[0] * apart[1] < 0
+        share = np.where(crosses, apart[0] / np.where(crosses, apart[0] - apart[1], 1.0), 1.0)
+        least = np.minimum(least, np.max(before + share * (after - before), axis=0))
+    return np.asarray(least)
+
+
 def _least_busiest_s(
-    layers: int, layer_s: FloatArray, ranks: IntArray, ends: FloatArray
+    layers: int, layer_s: FloatArray, ranks: IntArray, ends_s: FloatArray, end_layers: FloatArray
 ) -> FloatArray:
     """The least time in which all layers and some ends, in layers, find a rank; [k].
 
-    Layers alone find one only in whole numbers of them.
+    Layers alone find one only in whole numbers of them, fewer on the ranks that run the ends of the pipeline
+    too: each takes `ends_s`, [2, k, parts], and lies where that costs the fewest layers.
     """
     speed = np.sum(ranks / layer_s, axis=1)
     reached = layers / speed
     is_open = np.ones(len(reached), dtype=bool)
-    for _ in range(2 * layer_s.shape[1] + 6):
-        steps = np.ceil(reached[:, None] / layer_s - ROUNDING)
-        following = np.min(steps * layer_s, axis=1)
-        whole = np.floor(following[:, None] / layer_s + ROUNDING)
+    beside_s = np.concatenate([np.zeros((1, *layer_s.shape)), ends_s])
+    for _ in range(4 * layer_s.shape[1] + 8):
+        left_s = np.maximum(reached[:, None] - beside_s, 0.0)
+        following = beside_s + np.ceil(left_s / layer_s - ROUNDING) * layer_s
+        following = np.min(
+            following, axis=(0, 2), where=following >= reached[:, None], initial=np.inf
+        )
+        following = np.maximum(following, reached)
+        left_s = following[:, None] - beside_s
+        whole, *with_ends = np.floor(np.maximum(left_s, 0.0) / layer_s + ROUNDING)
         reached = np.where(is_open, following, reached)
-        is_open &= np.sum(ranks * whole, axis=1) < layers
+        lost = np.sum([np.min(whole - each, axis=1) for each in with_ends], axis=0)
+        is_open &= np.sum(ranks * whole, axis=1) - lost < layers
         if not is_open.any():
             break
         reached = np.where(is_open, reached * (1 + 1e-7), reached)
-    return np.asarray(np.maximum((layers + ends) / speed, reached * (1 - 1e-6)))
+    return np.asarray(np.maximum((layers + end_layers) / speed, reached * (1 - 1e-6)))
 
 
 def _kinds_of(times: KindTimes) -> tuple[KindTime, ...]:
@@ -645,6 +762,18 @@ def _most_of_run(layers: Sequence[FloatArray]) -> FloatArray:
         ending_here = np.maximum(ending_here + each, 0.0)
         largest = np.maximum(largest, ending_here)
     return largest
+
+
+def _least_sent_s(context: Context) -> Floats:
+    """One micro-batch from a stage to the next, at the least: on nodes of their own, or in one domain."""
+    layout, cluster = context.layout, context.workload.cluster
+    levels = len(context.links.bytes_per_s)
+    payload = context.activation_bytes / np.asarray(layout.tp)
+    each_s = [point_to_point_s(payload, level, context.links) for level in range(levels)]
+    outside_s: Floats = np.minimum.reduce(np.broadcast_arrays(*(each_s[1:] or each_s)))
+    stage = np.asarray(layout.gpus) // np.asarray(layout.pp)
+    domain = max(cluster.nvlink_domain, cluster.gpus_per_node)
+    return np.where(stage >= domain, outside_s, np.minimum(outside_s, each_s[0]))
 
 
 def _ends_s(mtp_layers: int, times: KindTimes) -> tuple[FloatArray, FloatArray]:
@@ -739,6 +868,8 @@ ASKED_OF_PARTS = ("gpu-budget", HbmCapacity.name, HostMemory.name)
 """Rules on what the parts have together, or on a part's own ranks: this search asks the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
+_MOST_PLACES = 1 << 24
+"""Rows times places between parts that are bounded, at the most: some seconds."""
 _FIRST_DEGREES = 64
 """Degrees of an execution that are expanded before the others, where the price to beat may be far off."""
 
@@ -1124,6 +1255,9 @@ def _rows_below(
         if not len(which):
             return
         tighter_s = np.maximum(bound_s, bounds.seconds_in_memory(which, ranks, order)) + more_s
+        rows = np.flatnonzero(tighter_s < cutoff_s)
+        in_order_s = bounds.seconds_in_order(which[rows], ranks[rows], order) + more_s[rows]
+        tighter_s[rows] = np.maximum(tighter_s[rows], in_order_s)
         rows = np.flatnonzero(tighter_s < cutoff_s)
         yield _Rows(
             execution=execution,

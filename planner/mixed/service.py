@@ -30,6 +30,7 @@ from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rank_load import Stages
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import ErrorBand
+from meshwright.costmodel.schedules import least_by_work
 from meshwright.costmodel.step_time import StepTime
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import program_version
@@ -148,6 +149,8 @@ class MixedOutcome:
     """Kernels with the price of their fastest split, those that fill a cut beyond the limit among them."""
     waiting: Sequence[PromisingRow] = ()
     """What time left without a price, some of the least bounds."""
+    unlisted_s: float = inf
+    """What splits take at the least that were too many to be played, of any kernel; infinite without any."""
     least_cut_use: float = inf
     """Of the kernels that are out as they fill a cut beyond the limit, that of the one that uses least."""
 
@@ -192,12 +195,17 @@ class MixedSearch:
             while position < len(rows) and rows[position].bound_s < self._cutoff_by_price_s:
                 self._price(rows[position])
                 position += 1
-            outcome.lower_bound_s = self._limit_s
-            outcome.status = "optimal" if outcome.best is not None else "infeasible"
+            outcome.lower_bound_s = min(self._limit_s, outcome.unlisted_s)
+            is_proven = outcome.unlisted_s >= self._limit_s
+            if outcome.best is None:
+                outcome.status = "infeasible" if is_proven else "unknown"
+            else:
+                outcome.status = "optimal" if is_proven else "feasible"
         except OutOfTimeError:
             outcome.waiting = rows[position : position + _MOST_WAITING]
             first_waiting = [row.bound_s * self._least_factor for row in outcome.waiting[:1]]
-            outcome.lower_bound_s = min([*first_waiting, self._limit_s]) if rows else None
+            least_s = min([*first_waiting, self._limit_s, outcome.unlisted_s])
+            outcome.lower_bound_s = least_s if rows else None
             outcome.status = "feasible" if outcome.best is not None else "unknown"
         if outcome.lower_bound_s == inf:
             outcome.lower_bound_s = None
@@ -223,7 +231,7 @@ class MixedSearch:
                 outcome.rows += 1
                 if kernel.price is not None:
                     outcome.priced += 1
-                    least_s = min(least_s, kernel.price_s)
+                    least_s = min(least_s, kernel.price_s, kernel.unlisted_s)
                     if kernel.price_s < cutoff_s:
                         self._take(kernel)
             outcome.lower_bound_s = None if least_s == inf else least_s
@@ -287,6 +295,8 @@ class MixedSearch:
         kernel = self._maker.kernel(row)
         kernel.price = self._within_cuts(kernel, kernel.best_split(limit_s))
         self.outcome.priced += 1
+        unlisted_s = kernel.unlisted_s * self._factor(row.execution, row.layout)
+        self.outcome.unlisted_s = min(self.outcome.unlisted_s, unlisted_s)
         if kernel.price is None:
             return False
         self._take(kernel)
@@ -1001,6 +1011,9 @@ def _combination(
             ranks.append(RankCosts(layer_s, leading_s, again_s, own_s))
             beside_s += own_s
     fill = min(int(layout.num_micro_batches), request.first.workload().flushes)
+    of_work, of_busiest = (
+        float(x) for x in least_by_work(layout.pp, int(layout.num_micro_batches) / fill)[0]
+    )
     execution = kernel.execution.of_layout(layout if price is None else price.layout)
     priced = None
     if price is not None:
@@ -1028,10 +1041,10 @@ def _combination(
             again_s=0.0,
             first_s=0.0,
             last_s=0.0,
-            weight=(int(layout.num_micro_batches) - fill) * kernel.scale,
-            lines=(((kernel.rest_s + fill * beside_s) * kernel.scale, 0.0),),
+            weight=fill * of_busiest * kernel.scale,
+            lines=(((kernel.rest_s + fill * of_work * beside_s) * kernel.scale, 0.0),),
             ranks=tuple(ranks),
-            work_weight=fill * kernel.scale,
+            work_weight=fill * of_work * kernel.scale,
         ),
         memory=memory,
         limit_gib=largest.hbm_gib,

@@ -20,12 +20,14 @@ from meshwright.costmodel.schedules import (
     Schedule,
     bubble_share,
     in_flight,
+    least_by_work,
+    least_of_segments_s,
     schedule_name,
     schedule_named,
     traits,
     unpaired_share,
 )
-from meshwright.costmodel.simulator import Timeline, Work, pass_order, simulate
+from meshwright.costmodel.simulator import Timeline, Work, one_f_one_b_s, pass_order, simulate
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
@@ -419,3 +421,24 @@ def test_chunks_without_a_pair_are_those_of_each_flush_and_of_1f1b_alone() -> No
     )
     dual = replace(layout, vpp=1, schedule=int(Schedule.DUALPIPE))
     np.testing.assert_array_equal(unpaired_share(dual), [0.0, 0.0, 0.0])
+
+
+def test_bounds_by_segments_are_never_above_what_is_played() -> None:
+    """Whatever lies on their ranks; some are reached."""
+    chance, nearest = np.random.default_rng(3), 0.0
+    for _ in range(300):
+        ranks = chance.integers(1, 4, chance.integers(1, 4))
+        pp, m = int(ranks.sum()), int(chance.integers(1, 12))
+        pace = np.repeat(chance.choice([1.0, 2.0, 5.0], len(ranks)), ranks)
+        both_s = pace * chance.choice([1.0, 1.0, 1.5], pp)
+        share = float(chance.choice([0.5, 0.66, 0.75]))
+        played_s = float(one_f_one_b_s((1 - share) * both_s, share * both_s, m))
+        ends = np.cumsum(ranks)
+        segments = [both_s[end - own : end] for end, own in zip(ends, ranks, strict=True)]
+        work_s, busiest_s = (np.array([f(own) for own in segments]) for f in (np.sum, np.max))
+        least_s = float(least_of_segments_s(ranks, m, work_s, busiest_s, share))
+        lines = least_by_work(pp, m, share)
+        of_all_s = max(float(a * work_s.sum() + b * busiest_s.max()) for a, b in lines)
+        assert max(least_s, of_all_s) <= played_s * (1 + 1e-12)
+        nearest = max(nearest, least_s / played_s)
+    assert nearest == pytest.approx(1.0)

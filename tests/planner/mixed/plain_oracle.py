@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.data_parallel import data_parallel_traffic, exposed_s
-from meshwright.costmodel.estimate import costs_of_layers, stage_memory_gib
+from meshwright.costmodel.estimate import stage_memory_gib
 from meshwright.costmodel.footprint import offloaded_states_gib, usable_hbm_gib
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import kind_times
@@ -143,30 +143,37 @@ class OnPart:
         self.context = context = on_part(workload, layout, ranks)
         self.layers, self.ends_s = layer_seconds(context)
         self.outside = hand_over(context, gpus)
-        directions = 2.0 + workload.scoring_passes
-        self.handed_s = directions * float(boundary_s(self.outside))
+        self.handed_s = float(boundary_s(self.outside)), handed_inside_s(context, ranks)
         self.share = float(np.asarray(scale_share(workload, layout, context.constants)))
         self.waits_s = float(np.asarray(imbalance_s(context)))
 
 
 def step_s(on_parts: list[OnPart], layout: Layout, stages: Stages, own: list[slice]) -> float:
-    """T = [m max t + (sum t - max t) + (2 + f) b (m e + p - 1) + max DP + max optimizer + max copies + waits
-    + overhead] (1 + scale).
+    """T = [1F1B, pass by pass + max DP + max optimizer + max copies + waits + overhead] (1 + scale).
 
-    f forward passes score each micro-batch; copies are those of an offloaded reference; waits are those for
-    the slowest of unlike packs, of which each part's layers have their share.
+    A rank sends forward what it and the passes that score make, and back its gradients, before it goes on;
+    copies are those of an offloaded reference; waits are those for the slowest of unlike packs, of which each
+    part's layers have their share.
     """
-    model = on_parts[0].context.workload.model
-    loads: list[float] = []
-    for on, ranks in zip(on_parts, own, strict=True):
-        loads += rank_seconds(on, stages)[ranks]
+    workload = on_parts[0].context.workload
+    model = workload.model
+    passes: list[tuple[float, float]] = []
+    links: list[float] = []
+    for number, (on, ranks) in enumerate(zip(on_parts, own, strict=True)):
+        passes += rank_seconds(on, stages)[ranks]
+        if number:
+            links.append(max(on.handed_s[0], on_parts[number - 1].handed_s[0]))
+        links += [on.handed_s[1]] * (ranks.stop - ranks.start - 1)
     m, pp = int(layout.num_micro_batches), len(stages)
-    pipeline_s = m * max(loads) + sum(loads) - max(loads)
-    handed_s = max(on.handed_s for on in on_parts)
-    exposed = max(on.context.constants.framework.p2p_exposed for on in on_parts)
-    p2p_s = handed_s * (m * exposed + pp - 1)
+    works_s = sum(forward_s + backward_s for forward_s, backward_s in passes)
+    sent = zip([*links, 0.0], [0.0, *links], strict=True)
+    busy = [
+        (forward_s + (1.0 + workload.scoring_passes) * on, backward_s + back)
+        for (forward_s, backward_s), (on, back) in zip(passes, sent, strict=True)
+    ]
+    pipeline_s = workload.flushes * played_s(tuple(busy), m // workload.flushes)
     after = [
-        after_pipeline(on.context, stages, ranks, sum(loads) / pp, on.outside)
+        after_pipeline(on.context, stages, ranks, works_s / pp, on.outside)
         for on, ranks in zip(on_parts, own, strict=True)
     ]
     overhead_s = max(on.context.constants.framework.step_overhead_s for on in on_parts)
@@ -174,8 +181,48 @@ def step_s(on_parts: list[OnPart], layout: Layout, stages: Stages, own: list[sli
     for on, ranks in zip(on_parts, own, strict=True):
         waits_s += on.waits_s * sum(count for (count,) in stages[ranks]) / model.layers
     latest_s = sum(max(column) for column in zip(*after, strict=True))
-    in_all: float = pipeline_s + p2p_s + latest_s + waits_s + overhead_s
+    in_all: float = pipeline_s + latest_s + waits_s + overhead_s
     return (1.0 + max(on.share for on in on_parts)) * in_all
+
+
+def played_s(busy: tuple[tuple[float, float], ...], micro_batches: int) -> float:
+    """When the last pass ends: rank r of p begins with p - r forward passes, then takes turns.
+
+    Every pass is asked when what it waits for has ended, the passes before it on its rank among that.
+    """
+    pp = len(busy)
+    orders: list[list[tuple[bool, int]]] = []
+    for rank in range(pp):
+        ahead = min(pp - rank - 1, micro_batches)
+        order = [(True, k) for k in range(ahead)]
+        for k in range(micro_batches):
+            if ahead + k < micro_batches:
+                order.append((True, ahead + k))
+            order.append((False, k))
+        orders.append(order)
+    ended: dict[tuple[int, bool, int], float] = {}
+    free, at = [0.0] * pp, [0] * pp
+    while any(at[rank] < len(orders[rank]) for rank in range(pp)):
+        for rank in range(pp):
+            while at[rank] < len(orders[rank]):
+                is_forward, k = orders[rank][at[rank]]
+                source = (rank - 1 if is_forward else rank + 1, is_forward, k)
+                if not 0 <= source[0] < pp:
+                    source = (rank, True, k)
+                waits_for = 0.0 if is_forward and not rank else ended.get(source)
+                if waits_for is None:
+                    break
+                free[rank] = max(free[rank], waits_for) + busy[rank][0 if is_forward else 1]
+                ended[rank, is_forward, k] = free[rank]
+                at[rank] += 1
+    return max(free)
+
+
+def handed_inside_s(context: Context, ranks: int) -> float:
+    """From one rank of a part to the next: over the outermost level that its pipeline groups cross."""
+    placement = nested_placement(context.workload.cluster, replace(context.layout, pp=ranks))
+    inside = replace(context.placement, pp=placement.pp)
+    return float(boundary_s(replace(context, placement=inside)))
 
 
 def on_part(workload: Workload, layout: Layout, ranks: int) -> Context:
@@ -195,36 +242,52 @@ def hand_over(context: Context, gpus: int) -> Context:
     return replace(context, links=links, placement=replace(context.placement, pp=members))
 
 
-def layer_seconds(context: Context) -> tuple[list[tuple[float, float]], tuple[float, float]]:
-    """Of each layer in their order, and what recomputing it adds; of the embedding, and of the end."""
-    costs, model = costs_of_layers(context), context.workload.model
-    end_s = float(np.asarray(costs.head_s)) + float(np.asarray(costs.mtp_s))
-    dense = (costs.dense_layer_s, costs.dense_recompute_s)
-    layers = [dense] * model.dense_layers
-    layers += [(costs.moe_layer_s, costs.moe_recompute_s)] * model.moe_layers
+def layer_seconds(
+    context: Context,
+) -> tuple[list[tuple[float, float, float]], tuple[tuple[float, float], tuple[float, float]]]:
+    """Of each layer in their order forward, backward, and what recomputing it adds; of the embedding, and of
+    the end, forward and backward.
+    """
+    times, model = kind_times(context), context.workload.model
+    layers = [times.dense] * model.dense_layers + [times.moe] * model.moe_layers
     if model.unlike_layers:
         names = list(dict.fromkeys(model.unlike_layers))
-        kinds = dict(zip(names, kind_times(context).unlike, strict=True))
-        layers = [(kinds[name].seconds, kinds[name].recompute_s) for name in model.unlike_layers]
-    plain = [(float(np.asarray(own)), float(np.asarray(again))) for own, again in layers]
-    return plain, (float(np.asarray(costs.embedding_s)), end_s)
+        kinds = dict(zip(names, times.unlike, strict=True))
+        layers = [kinds[name] for name in model.unlike_layers]
+    plain = []
+    for kind in layers:
+        assert kind is not None
+        both, back, again = (
+            float(np.asarray(x)) for x in (kind.seconds, kind.backward_s, kind.recompute_s)
+        )
+        plain.append((both - back, back, again))
+    ends = []
+    for end in ([(1, times.embedding)], [(1, times.head), (model.mtp_layers, times.mtp)]):
+        both = sum(n * float(np.asarray(x.seconds)) for n, x in end if x is not None)
+        back = sum(n * float(np.asarray(x.backward_s)) for n, x in end if x is not None)
+        ends.append((both - back, back))
+    return plain, (ends[0], ends[1])
 
 
-def rank_seconds(on: OnPart, stages: Stages) -> list[float]:
-    """Seconds of each rank and micro-batch, were all of them on this part."""
+def rank_seconds(on: OnPart, stages: Stages) -> list[tuple[float, float]]:
+    """Seconds of each rank and micro-batch, forward and backward, were all of them on this part."""
     layout = on.context.layout
     full = bool(int(layout.recompute) & Recompute.FULL)
     amount = int(layout.recompute_layers) if full else 0
     seconds, number = [], 0
-    for (count,) in stages:
-        on_rank = 0.0
+    for rank, (count,) in enumerate(stages):
+        forward = backward = 0.0
         for place in range(count):
-            layer_s, again_s = on.layers[number]
-            on_rank += layer_s + again_s * (place < amount)
+            forward_s, backward_s, again_s = on.layers[number]
+            forward, backward = (
+                forward + forward_s,
+                backward + backward_s + again_s * (place < amount),
+            )
             number += 1
-        seconds.append(on_rank)
-    seconds[0] += on.ends_s[0]
-    seconds[-1] += on.ends_s[1]
+        for end, at in zip(on.ends_s, (0, len(stages) - 1), strict=True):
+            if rank == at:
+                forward, backward = forward + end[0], backward + end[1]
+        seconds.append((forward, backward))
     return seconds
 
 

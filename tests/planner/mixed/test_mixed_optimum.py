@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -21,13 +22,17 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import (
     PlacedPart,
     Segment,
+    hand_overs_s,
     host_memory_gib,
     hosts_short_gib,
     mixed_memory_gib,
     mixed_step,
 )
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rank_load import chunk_passes
+from meshwright.costmodel.simulator import simulate
 from meshwright.costmodel.step_time import boundary_s
+from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.planner.bounds.mappings import packed_context, shared_times
@@ -435,23 +440,76 @@ def test_the_next_best_pipelines_are_always_found(
     compare_several(seed, asked_for)
 
 
+def check_equal_parts(
+    workload: Workload, layout: Layout, stages: tuple[tuple[int, ...], ...]
+) -> None:
+    """Two equal halves take what one cluster does, but for the pipeline: that is played, each rank sending
+    over links of its own, of which the ends have one in place of two.
+    """
+    whole = estimate_layout(workload, layout, nested_placement(workload.cluster, layout), stages)
+    part = PlacedPart(workload=workload.on(32), layout=layout, ranks=2)
+    step = mixed_step([Segment(part=part, first=0), Segment(part=part, first=2)], stages)
+    parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
+    played = ("pipeline_bubble", "pipeline_p2p", "scale")
+    alike = {name: seconds for name, seconds in whole.breakdown_s.items() if name not in played}
+    assert {name: parts[name] for name in alike} == pytest.approx(alike, rel=1e-12)
+    assert parts["pipeline_p2p"] < whole.breakdown_s["pipeline_p2p"]
+    step_s = float(np.asarray(step.seconds))
+    assert 0.99 * whole.step_time_s < step_s < whole.step_time_s
+
+
 @pytest.mark.parametrize(
     "name", ["llama-3-8b", "mixtral-8x7b", "gpt2-xl", "gpt-oss-20b", "nemotron-h-8b"]
 )
 def test_two_equal_parts_cost_what_one_cluster_costs(name: str) -> None:
-    """The same devices and network on both sides: nothing tells the parts from the whole."""
+    """The same devices and network on both sides: nothing else tells the parts from the whole."""
     request = read_request(model=name, cluster="dgx-h100", gpus=64, global_batch=64, seq_len=2048)
     layout = Layout(tp=4, pp=4, dp=4, num_micro_batches=16, sequence_parallel=True, zero_stage=1)
-    workload = request.workload()
-    layers = workload.model.layers
+    layers = request.model.layers
     stages = tuple((layers // 4 + (rank < layers % 4),) for rank in range(4))
-    whole = estimate_layout(workload, layout, nested_placement(workload.cluster, layout), stages)
-    part = PlacedPart(workload=workload.on(32), layout=layout, ranks=2)
-    halves = [Segment(part=part, first=0), Segment(part=part, first=2)]
-    step = mixed_step(halves, stages)
-    assert float(np.asarray(step.seconds)) == pytest.approx(whole.step_time_s, rel=1e-12)
-    parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
-    assert parts == pytest.approx(whole.breakdown_s, rel=1e-12)
+    check_equal_parts(request.workload(), layout, stages)
+
+
+def test_a_step_is_what_the_event_simulator_plays() -> None:
+    """Random uneven splits over three parts, each hand-over on a link of its own."""
+    draw = random.Random(7)
+    base = tight(80.0)
+    third = other_part(draw, base.parts[1].cluster).model_copy(update={"name": "third"})
+    third = third.model_copy(update={"nic_gbps_per_gpu": 100.0})
+    workloads = [each.workload() for each in base.parts]
+    workloads.append(replace(workloads[0], cluster=third))
+    model_layers, sent = workloads[0].model.layers, set()
+    for _ in range(40):
+        ranks = [draw.randint(1, 3) for _ in workloads]
+        pp, m = sum(ranks), draw.randint(1, 24)
+        layout = Layout(tp=8, pp=pp, num_micro_batches=m, sequence_parallel=True, zero_stage=1)
+        order = draw.sample(range(3), 3)
+        segments, first = [], 0
+        for at in order:
+            on_part = workloads[at].on(8 * ranks[at])
+            part = PlacedPart(workload=on_part, layout=layout, ranks=ranks[at])
+            segments.append(Segment(part=part, first=first))
+            first += ranks[at]
+        cuts = sorted(draw.sample(range(1, model_layers), pp - 1))
+        stages = tuple((end - begin,) for begin, end in pairwise([0, *cuts, model_layers]))
+        passes = [vars(chunk_passes(each.part.context, stages)) for each in segments]
+        out_s, back_s = hand_overs_s(segments)
+        sent |= {*out_s[:-1], *back_s[1:]}
+        times = [
+            np.concatenate(
+                [own[name][0, each.own] for own, each in zip(passes, segments, strict=True)]
+            )
+            for name in ("forward_s", "backward_s")
+        ]
+        played = simulate(
+            (times[0] + out_s).tolist(), (times[1] + back_s).tolist(), pp=pp, num_micro_batches=m
+        )
+        step = mixed_step(segments, stages)
+        parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
+        after = ("dp_comm", "optimizer", "step_overhead", "scale")
+        pipeline_s = sum(seconds for name, seconds in parts.items() if name not in after)
+        assert pipeline_s == pytest.approx(played.seconds, rel=1e-9)
+    assert len(sent) > 1
 
 
 def tight(hbm_of_other_gib: float) -> MixedRequest:
@@ -634,8 +692,8 @@ def test_a_step_loses_by_its_nodes_what_the_part_of_smaller_domains_loses() -> N
         assert parts["scale"] / sum(parts.values()) == pytest.approx(0.014 / 1.014)
 
 
-BEHIND = ("dp_comm", "optimizer", "pipeline_p2p", "step_overhead")
-"""Parts of a step that are no work on a micro-batch."""
+BEHIND = ("dp_comm", "optimizer", "step_overhead")
+"""Parts of a step that follow the pipeline."""
 
 
 @pytest.mark.parametrize(

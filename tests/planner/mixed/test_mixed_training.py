@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 import meshwright
-from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_step
-from meshwright.costmodel.placement import nested_placement
 from meshwright.documents import write_files
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.audit import audit_plan
@@ -26,6 +24,7 @@ from meshwright.planner.report.view import view_text
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from tests.places import DATA
+from tests.planner.mixed.test_mixed_optimum import check_equal_parts
 from tests.planner.mixed.test_mixed_plan import cluster_file, run
 from tests.planner.search.test_packed_optimum import packed
 
@@ -48,7 +47,7 @@ def lengths_file(folder: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["adapters", "dpo", "offloaded", "packs"])
 def test_two_equal_parts_cost_what_one_cluster_costs(what: str) -> None:
-    """Whatever is trained: nothing tells the parts from the whole."""
+    """Whatever is trained: nothing but the pipeline tells the parts from the whole."""
     asked = read_request(
         model="llama-3-8b", cluster="dgx-h100", gpus=64, global_batch=64, seq_len=4096
     )
@@ -62,11 +61,7 @@ def test_two_equal_parts_cost_what_one_cluster_costs(what: str) -> None:
     workload = replace(asked, **changes[what]).workload()
     layout = Layout(tp=4, pp=4, dp=4, num_micro_batches=16, sequence_parallel=True, zero_stage=1)
     stages = ((8,), (8,), (8,), (8,))
-    whole = estimate_layout(workload, layout, nested_placement(workload.cluster, layout), stages)
-    part = PlacedPart(workload=workload.on(32), layout=layout, ranks=2)
-    step = mixed_step([Segment(part=part, first=0), Segment(part=part, first=2)], stages)
-    parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
-    assert parts == pytest.approx(whole.breakdown_s, rel=1e-12)
+    check_equal_parts(workload, layout, stages)
 
 
 def test_layers_wait_for_packs_at_the_pace_of_their_own_part() -> None:
