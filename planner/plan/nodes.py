@@ -433,7 +433,7 @@ class KindsOfLinks:
         fast = fast.model_copy(update={"nodes": nodes})
         links, first = uplinks(fast), first_outside_a_leaf(fast)
         is_beside = any(free_of(node, fast.gpus_per_node) and not node.leaf for node in nodes)
-        rates = []
+        rates: list[tuple[float, ...]] = []
         for depth, blocks in ((first, links.leaves), (first + 1, links.pods)):
             if depth >= len(fast.levels):
                 rates.append((gbps / 8,))
