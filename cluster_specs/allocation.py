@@ -562,7 +562,10 @@ def _one_to_one(size: int, blocks: NDArray[np.int64]) -> bool:
 
 
 def _blocks_at(cluster: ClusterSpec, level: str, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The block of a level that each GPU is in: by its leaf and pod where they are listed."""
+    """The block of a level that each GPU is in: by its leaf and pod where they are listed.
+
+    Beside listed leaves a node without one stands for itself.
+    """
     full = full_levels(cluster)
     depth = full.names.index(level)
     listed = uplinks(cluster)
@@ -572,8 +575,13 @@ def _blocks_at(cluster: ClusterSpec, level: str, places: NDArray[np.int64]) -> N
         numbers = places[:, 0] * cluster.gpus_per_node + places[:, 1]
         return np.asarray(numbers // int(full.blocks[depth]))
     number_of = {key: number for number, key in enumerate(named)}
-    keys = [(node.pod or "", node.leaf or "" if depth == leaf else "") for node in cluster.nodes]
-    return np.array([number_of[keys[node]] for node in places[:, 0].tolist()], dtype=np.int64)
+    numbers_of_nodes = [
+        len(named) + index
+        if node.leaf is None
+        else number_of.get((node.pod or "", node.leaf if depth == leaf else ""), -1)
+        for index, node in enumerate(cluster.nodes)
+    ]
+    return np.array(numbers_of_nodes, dtype=np.int64)[places[:, 0]]
 
 
 def _places(cluster: ClusterSpec, gpus: int) -> NDArray[np.int64]:

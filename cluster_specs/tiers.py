@@ -89,6 +89,12 @@ def link_gb_per_s(cluster: ClusterSpec, level: int) -> float:
     return nominal_nic_gb_per_s(cluster) / worst
 
 
+def unlisted_gb_per_s(cluster: ClusterSpec, level: int) -> float:
+    """The same of what others leave, where none of the blocks that it uses is listed."""
+    background = cluster.levels[level - 1].background or 0.0 if level else 0.0
+    return link_gb_per_s(cluster, level) * (1.0 - background)
+
+
 class SameCluster:
     """A cluster as a key: the same object is the same cluster, without hashing its nodes."""
 
@@ -304,9 +310,7 @@ def level_rates(cluster: ClusterSpec) -> list[float]:
             worst_block[depth] = min(link.gb_per_s / link.free for link in links.values())
     rates: list[float] = []
     for depth in range(len(cluster.levels)):
-        background = cluster.levels[depth - 1].background or 0.0 if depth else 0.0
-        stated = link_gb_per_s(cluster, depth) * (1.0 - background)
-        rate = worst_block.get(depth, stated)
+        rate = worst_block.get(depth, unlisted_gb_per_s(cluster, depth))
         rates.append(min([nic, rate, *rates[-1:]]))
     return rates
 

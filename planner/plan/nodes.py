@@ -38,8 +38,8 @@ from meshwright.cluster_specs.tiers import (
     Uplink,
     first_outside_a_leaf,
     free_of,
-    link_gb_per_s,
     nominal_nic_gb_per_s,
+    unlisted_gb_per_s,
     uplinks,
 )
 from meshwright.costmodel.layout import AXES, ROUNDING, Layout
@@ -434,13 +434,15 @@ class KindsOfLinks:
         nodes = tuple(node.model_copy(update={"nic_gbps_per_gpu": gbps}) for node in fast.nodes)
         fast = fast.model_copy(update={"nodes": nodes})
         links, first = uplinks(fast), first_outside_a_leaf(fast)
-        depths = len(fast.levels)
-        none = (gbps / 8,)
-        return cls(
-            cluster=fast,
-            leaves=_rates_of(links.leaves, gbps / 8) if first < depths else none,
-            pods=_rates_of(links.pods, gbps / 8) if first + 1 < depths else none,
-        )
+        is_beside = any(free_of(node, fast.gpus_per_node) and not node.leaf for node in nodes)
+        rates: list[tuple[float, ...]] = []
+        for depth, blocks in ((first, links.leaves), (first + 1, links.pods)):
+            if depth >= len(fast.levels):
+                rates.append((gbps / 8,))
+                continue
+            beside = [unlisted_gb_per_s(fast, depth)] if is_beside or not blocks else []
+            rates.append(_rates_of(blocks, gbps / 8, beside))
+        return cls(cluster=fast, leaves=rates[0], pods=rates[1])
 
     @property
     def others(self) -> list[KindsOfLinks]:
@@ -500,8 +502,7 @@ class KindsOfLinks:
         nominal = nominal_nic_gb_per_s(cluster)
         levels = list(cluster.levels)
         for depth in range(first, len(levels)):
-            background = cluster.levels[depth - 1].background or 0.0 if depth else 0.0
-            rate = link_gb_per_s(cluster, depth) * (1.0 - background)
+            rate = unlisted_gb_per_s(cluster, depth)
             rate = {first: self.leaves[-1], first + 1: self.pods[-1]}.get(depth, rate)
             if depth:
                 levels[depth - 1] = levels[depth - 1].model_copy(update={"background": None})
@@ -515,15 +516,18 @@ def _rate_at(link: Uplink, nic_gb_per_s: float, gpus: int) -> float:
     return min(nic_gb_per_s, link.gb_per_s / (gpus if link.stated else link.free))
 
 
-def _rates_of(links: Mapping[Key, Uplink], nic_gb_per_s: float) -> tuple[float, ...]:
-    """What GPUs of some blocks can have each, from what they have where all of them send."""
+def _rates_of(
+    links: Mapping[Key, Uplink], nic_gb_per_s: float, beside: Sequence[float]
+) -> tuple[float, ...]:
+    """What GPUs of some blocks can have each, from what they have where all of them send, and beside them."""
     every = {
         _rate_at(link, nic_gb_per_s, gpus)
         for link in links.values()
         for gpus in range(1, link.free + 1)
     }
-    least = min(_rate_at(link, nic_gb_per_s, link.free) for link in links.values())
-    return tuple(sorted(rate for rate in every if rate >= least))
+    outside = [min(rate, nic_gb_per_s) for rate in beside]
+    least = min([*(_rate_at(link, nic_gb_per_s, link.free) for link in links.values()), *outside])
+    return tuple(sorted({*outside, *(rate for rate in every if rate >= least)}))
 
 
 def _most_at(link: Uplink, nic_gb_per_s: float, rate: float) -> int:

@@ -16,8 +16,12 @@ from typing import Any
 
 import pytest
 
+from meshwright.cluster_specs.reader import cluster_from_mapping
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.tiers import level_rates
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.nodes import KindsOfLinks
 from meshwright.planner.request.reader import read_request
 
 ATTACK_S = float(os.environ.get("MESHWRIGHT_ATTACK_S", "30"))
@@ -146,6 +150,54 @@ def fault(number: int, *, parts: bool = False) -> str | None:
     is_beaten = plan.status == "optimal" and least_s < step_s * (1 - ROUNDING)
     is_bound_wrong = bound_s is not None and least_s < bound_s * (1 - ROUNDING)
     return words if is_below or is_beaten or is_bound_wrong else None
+
+
+def with_free(cluster: ClusterSpec, counts: list[int]) -> ClusterSpec:
+    """With so many GPUs free of each node, all in use."""
+    nodes = tuple(
+        node.model_copy(update={"free_gpus": count})
+        for node, count in zip(cluster.nodes, counts, strict=True)
+    )
+    return cluster.model_copy(update={"nodes": nodes, "gpus": sum(counts)})
+
+
+def ranges_of(kinds: KindsOfLinks) -> Iterator[KindsOfLinks]:
+    """Themselves, and what they are halved into."""
+    yield kinds
+    for half in kinds.halves:
+        yield from ranges_of(half)
+
+
+def test_every_set_of_gpus_is_of_a_kind_whose_best_links_are_no_slower() -> None:
+    """Its rates at each level, from its own GPUs alone, against those that stand for a range of kinds."""
+    chance, compared = random.Random(5), 0
+    for number in range(60):
+        mapping, _ = drawn_with_parts(number)
+        if chance.random() < 0.2:
+            mapping["nodes"].append({"name": "beside", "free_gpus": chance.randint(1, 8)})
+        cluster = cluster_from_mapping({"name": "drawn", **mapping})
+        for gbps in {node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes}:
+            kinds = KindsOfLinks.of_adapters(cluster, gbps)
+            free = [int(node.free_gpus or 0) for node in kinds.cluster.nodes]
+            counts = [chance.randint(0, most) for most in free]
+            if not sum(counts):
+                continue
+            rates = level_rates(with_free(kinds.cluster, counts))
+            stand_for = []
+            for each in ranges_of(kinds):
+                best, most = each.at_best
+                holds = all(
+                    count <= (node.free_gpus or 0)
+                    for count, node in zip(counts, best.nodes, strict=True)
+                )
+                pairs = zip(rates, level_rates(best), strict=True)
+                is_no_slower = all(own <= other * (1 + ROUNDING) for own, other in pairs)
+                if most >= sum(counts) and holds and is_no_slower:
+                    stand_for.append(each)
+            assert kinds in stand_for
+            assert any(not each.halves for each in stand_for)
+            compared += 1
+    assert compared > 50
 
 
 @pytest.mark.slow
