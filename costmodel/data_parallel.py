@@ -178,25 +178,28 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
 
 
 def _copied_s(c: Context, groups: list[_Group], gathers: Floats, reductions: Floats) -> Floats:
-    """Copies of ZeRO 2 and 3 on the stream of the passes, whatever hides the collectives beside them.
+    """Copies on the stream of the passes, whatever hides the collectives beside them.
 
-    Weights are read where they were gathered and written where they are used; gradients of 16 bits are read
-    and written to the buffer that is reduced. Where micro-batches are not reduced, their gradients are added
-    to whole sums, in the type that is reduced (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py,
-    accumulate_unsharded_grad_if_needed; autograd's own sum where that is 16 bits).
+    Under ZeRO 2 and 3 weights are read where they were gathered and written where they are used; gradients of
+    16 bits are read and written to the buffer that is reduced. Where micro-batches are not reduced, also of
+    whole replicas, their gradients are added to whole sums, in the type that is reduced (torch 2.13,
+    distributed/fsdp/_fully_shard/_fsdp_param.py, accumulate_unsharded_grad_if_needed, which replicas of
+    distributed/_composable/replicate_with_fsdp.py run too; autograd's own sum where that is 16 bits).
     """
     stage, m = np.asarray(c.layout.zero_stage), np.asarray(c.layout.num_micro_batches)
     sums = 2.0 + c.constants.framework.gradient_bytes
-    added = (m - reductions) * (2.0 + 2.0 * c.constants.framework.gradient_bytes)
+    unreduced = m - np.where(stage == 0, 1.0, reductions)
+    added = unreduced * (2.0 + 2.0 * c.constants.framework.gradient_bytes)
     copied_bytes: Floats = 0.0
     for group, trained in zip(groups, _trained(c, groups), strict=True):
         weights = c.gathered_weight_bytes * np.asarray(trained.parameters)
         if c.workload.adapters is not None:
             weights = weights + group.weight_bytes * np.asarray(group.parameters) * (stage == 3)
-        copies = 2.0 * gathers * weights
-        copies = copies + (sums * reductions + added) * np.asarray(trained.parameters)
-        copied_bytes = copied_bytes + np.where(np.asarray(group.shards) > 1, copies, 0.0)
-    return np.where(stage >= 2, streamed_s(copied_bytes, c.rates), 0.0)
+        of_shards = 2.0 * gathers * weights + sums * reductions * np.asarray(trained.parameters)
+        is_sharded = (stage >= 2) & (np.asarray(group.shards) > 1)
+        copied_bytes = copied_bytes + np.where(is_sharded, of_shards, 0.0)
+        copied_bytes = copied_bytes + added * np.asarray(trained.parameters)
+    return streamed_s(copied_bytes, c.rates)
 
 
 def gather_after_update_s(c: Context, dense: Floats, expert: Floats) -> Floats:

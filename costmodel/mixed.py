@@ -339,7 +339,18 @@ def mixed_step_of_loads(
 
 
 def slower_on_nodes(segments: Sequence[Segment]) -> float:
-    """What a step loses on many nodes, as a share of all its other parts: the most on any part."""
+    """What a step loses on many nodes, as a share of all its other parts: the most on any part.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        In the order of the pipeline.
+
+    Returns
+    -------
+    float
+        At least 0; `scale_share` of the part that loses most.
+    """
     shares = [
         scale_share(part.workload, part.layout, part.context.constants)
         for part in (each.part for each in segments)

@@ -316,6 +316,9 @@ def test_fsdp2_copies_what_it_gathers_and_reduces_on_the_stream_of_its_passes() 
         ("fsdp2", Layout(dp=8, num_micro_batches=4, zero_stage=3), 4 * 8.0 + 4.0 + 3 * 6.0),
         # torchtitan in a pipeline: one gather, one copy into 32 bits (6), three sums there (10).
         ("torchtitan", Layout(dp=4, pp=2, num_micro_batches=4, zero_stage=2), 4.0 + 6.0 + 3 * 10.0),
+        # Whole replicas: the sums alone.
+        ("torchtitan", Layout(dp=4, pp=2, num_micro_batches=4), 3 * 10.0),
+        ("fsdp2", Layout(dp=8, num_micro_batches=4), 3 * 6.0),
     ],
 )
 def test_gradients_that_are_not_reduced_yet_are_added_to_whole_sums(
