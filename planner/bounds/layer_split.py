@@ -75,6 +75,8 @@ class SplitCosts:
     flushes: int = 1
     """Times that the pipeline runs empty, each with as many of the micro-batches."""
     bubble_share: float = 1.0
+    hides: bool = False
+    """Whether more work of all ranks may hide more traffic than it adds to the bubble."""
     in_step: bool = False
     """Whether the schedule keeps ranks with several virtual stages in step."""
     layer_s: float
@@ -236,6 +238,9 @@ class Split:
     """How much less another split with no more parameters on a rank may take, at most."""
     more_work_s: float = 0.0
     """How much more all its ranks may work for a micro-batch, at most, which hides traffic."""
+    work_range_s: tuple[float, float] = (0.0, 0.0)
+    """Of the splits it stands for because none of them hides as much traffic: what all ranks of one work for
+    a micro-batch at the least, and its own."""
 
 
 def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
@@ -870,6 +875,7 @@ class _Summed(NamedTuple):
     split: Split
     slowest_s: float
     sum_s: float
+    """Below 0 where the most counts."""
     load: float
     experts: float
 
@@ -954,31 +960,46 @@ class _OrderedRanks(_Ranks):
         forward alone, fastest first.
 
         The sum over the ranks, which the bubble has, is not the same for all then: for each limit on the
-        slowest rank and on parameters it is the least one that counts.
+        slowest rank and on parameters it is the least one that counts. Where more work may hide more traffic
+        than it adds to the bubble, the most counts too, and what lies between is no faster than both, but
+        for work beyond what hides all traffic (`exact_cost._between_s`).
         """
-        first = self._of_least_sum(self._only_seconds(self._seconds[low]))
+        first = self._of_one_sum(self._only_seconds(self._seconds[low]))
         assert first is not None
         found, limit_s = [first], first.split.time_s
         for extra_s in (0.0, slack_s):
             limit_s = (min(each.split.time_s for each in found) + extra_s) * (1 + 1e-12)
-            for seconds in self._seconds[low:]:
-                if self._pipeline_s(seconds, 0) > limit_s:
-                    break
-                for each in self._lighter_and_lighter(seconds):
-                    if not any(known.is_no_worse(each) for known in found):
-                        found.append(each)
-        splits = [each.split for each in found if each.split.time_s <= limit_s]
-        return sorted(splits, key=lambda split: split.time_s)
+            self._add_within(limit_s, low, found)
+        splits = {each.split.stages: each.split for each in found if each.split.time_s <= limit_s}
+        if self.costs.hides:
+            busiest: list[_Summed] = []
+            self._add_within(limit_s, low, busiest, most=True)
+            least_s = min(each.sum_s for each in found)
+            for each in busiest:
+                own = replace(each.split, work_range_s=(least_s, -each.sum_s))
+                splits[own.stages] = own
+        return sorted(splits.values(), key=lambda split: split.time_s)
 
-    def _lighter_and_lighter(self, seconds: float) -> Iterator[_Summed]:
-        """Within a limit on the slowest rank, by least sums, under every limit on parameters."""
+    def _add_within(
+        self, limit_s: float, low: int, found: list[_Summed], *, most: bool = False
+    ) -> None:
+        """Those of least sums, or of most, that no other one beats in all that counts."""
+        for seconds in self._seconds[low:]:
+            if self._pipeline_s(seconds, 0) > limit_s:
+                break
+            for each in self._lighter_and_lighter(seconds, most=most):
+                if not any(known.is_no_worse(each) for known in found):
+                    found.append(each)
+
+    def _lighter_and_lighter(self, seconds: float, *, most: bool) -> Iterator[_Summed]:
+        """Within a limit on the slowest rank, by least sums or most, under every limit on parameters."""
         caps = self._only_seconds(seconds)
-        while (first := self._of_least_sum(caps)) is not None:
+        while (first := self._of_one_sum(caps, most=most)) is not None:
             most_experts, own, each = first.experts, caps, first
             while True:
                 yield each
                 own = replace(own, load=np.nextafter(each.load, -inf))
-                lighter = self._of_least_sum(own)
+                lighter = self._of_one_sum(own, most=most)
                 if lighter is None:
                     break
                 each = lighter
@@ -987,16 +1008,17 @@ class _OrderedRanks(_Ranks):
                 return
             caps = replace(caps, experts=most_experts - 1)
 
-    def _of_least_sum(self, caps: _Caps) -> _Summed | None:
-        """The split within the caps whose ranks work least in all; None without any."""
-        costs = self.costs
+    def _of_one_sum(self, caps: _Caps, *, most: bool = False) -> _Summed | None:
+        """The split within the caps whose ranks work least in all, or most; None without any."""
+        costs, sign = self.costs, -1.0 if most else 1.0
         least = np.full(costs.layers + 1, inf)
         least[-1] = 0.0
         ends = []
         kinds = {self._kind(rank): rank for rank in range(costs.pp)}
         tables = {kind: self._parts(rank) for kind, rank in kinds.items()}
         within = {
-            kind: np.where(table.within(caps), table.seconds, inf) for kind, table in tables.items()
+            kind: np.where(table.within(caps), sign * table.seconds, inf)
+            for kind, table in tables.items()
         }
         for rank in reversed(range(costs.pp)):
             sums = within[self._kind(rank)] + least
@@ -1012,7 +1034,7 @@ class _OrderedRanks(_Ranks):
             begin = end
         times, loads, experts = (list(column) for column in zip(*held, strict=True))
         split = Split(stages=tuple(stages), time_s=costs.time_s(times))
-        return _Summed(split, max(times), sum(times), max(loads), max(experts))
+        return _Summed(split, max(times), sign * sum(times), max(loads), max(experts))
 
     def _behind(self, caps: _Caps) -> list[NDArray[np.bool_]] | None:
         """Places from which each rank and those behind it can hold the rest; None where rank 0 cannot."""
