@@ -509,7 +509,8 @@ class LayoutPricing:
             return (yield from splits_of(placed, costs, cutoff_s))
         windows, bubble = hiding_windows(placed.context), costs.bubble_share / costs.vpp
         if costs.order and costs.backward is None:
-            costs = replace(costs, hides=bool(np.max(windows) / costs.pp > bubble))
+            hides = float(np.max(windows)) / costs.pp
+            costs = replace(costs, hides=hides if hides > bubble else 0.0)
         fits: FitsRank | None = None
         for fits in (None, self._fit.fits):
             if fits is not None:

@@ -75,8 +75,9 @@ class SplitCosts:
     flushes: int = 1
     """Times that the pipeline runs empty, each with as many of the micro-batches."""
     bubble_share: float = 1.0
-    hides: bool = False
-    """Whether more work of all ranks may hide more traffic than it adds to the bubble."""
+    hides: float = 0.0
+    """Seconds of traffic that one of all ranks' work for a micro-batch may hide, where that is more than it
+    adds to the bubble; else 0."""
     in_step: bool = False
     """Whether the schedule keeps ranks with several virtual stages in step."""
     layer_s: float
@@ -966,10 +967,15 @@ class _OrderedRanks(_Ranks):
         """
         first = self._of_one_sum(self._only_seconds(self._seconds[low]))
         assert first is not None
-        found, limit_s = [first], first.split.time_s
-        for extra_s in (0.0, slack_s):
-            limit_s = (min(each.split.time_s for each in found) + extra_s) * (1 + 1e-12)
-            self._add_within(limit_s, low, found)
+        found = [first]
+        self._add_within(first.split.time_s * (1 + 1e-12), low, found)
+        limit_s = (min(each.split.time_s for each in found) + slack_s) * (1 + 1e-12)
+        if self.costs.hides:
+            within = (s for s in self._seconds[low:] if self._pipeline_s(s, 0) <= limit_s)
+            every = self._listed(max(within, default=self._seconds[low]))
+            if every is not None:
+                return self._one_by_one(every, limit_s)
+        self._add_within(limit_s, low, found)
         splits = {each.split.stages: each.split for each in found if each.split.time_s <= limit_s}
         if self.costs.hides:
             busiest: list[_Summed] = []
@@ -1035,6 +1041,53 @@ class _OrderedRanks(_Ranks):
         times, loads, experts = (list(column) for column in zip(*held, strict=True))
         split = Split(stages=tuple(stages), time_s=costs.time_s(times))
         return _Summed(split, max(times), sign * sum(times), max(loads), max(experts))
+
+    def _one_by_one(self, cuts: NDArray[np.int64], limit_s: float) -> list[Split]:
+        """Of partitions [n, pp + 1] those within the limit on the pipeline that no other one beats, whatever
+        traffic hides, fastest first.
+        """
+        each = [[column[part] for column in table[:3]] for table, part in self._by_rank(cuts)]
+        works_s, loads, experts = (np.array(column) for column in zip(*each, strict=True))
+        work_s, slowest_s = works_s.sum(axis=0), works_s.max(axis=0)
+        filled = self.costs.bubble_share / self.costs.vpp
+        seconds = (self.costs.num_micro_batches - filled) * slowest_s + filled * work_s
+        # Traffic changes by no more than what the difference of the work may hide.
+        may_hide_s = self.costs.hides * work_s
+        counted = (
+            seconds + may_hide_s,
+            seconds - may_hide_s,
+            loads.max(axis=0),
+            experts.max(axis=0),
+        )
+        columns = np.stack(counted, axis=1)
+        better: list[int] = []
+        for row in np.argsort(seconds, kind="stable").tolist():
+            if seconds[row] > limit_s:
+                break
+            if not np.any(np.all(columns[better] <= columns[row], axis=1)):
+                better.append(row)
+        return [Split(stages=_stages_of(cuts[row]), time_s=float(seconds[row])) for row in better]
+
+    def _listed(self, limit_s: float) -> NDArray[np.int64] | None:
+        """Every partition of parts that take no longer each, [n, pp + 1]; None where these are many."""
+        caps = self._only_seconds(limit_s * (1 + ROUNDING))
+        within = [self._parts(rank).within(caps) for rank in range(self.costs.pp)]
+        counts = [np.zeros(self.costs.layers + 1)]
+        counts[0][-1] = 1.0
+        for may_be in reversed(within):
+            counts.append(may_be @ counts[-1])
+        if counts[-1][0] > MOST_LISTED:
+            return None
+        cuts = np.zeros((1, 1), dtype=np.int64)
+        for may_be, behind in zip(within, counts[-2::-1], strict=True):
+            row, end = np.nonzero(may_be[cuts[:, -1]] & (behind > 0))
+            cuts = np.concatenate([cuts[row], end[:, None]], axis=1)
+        return cuts
+
+    def _by_rank(self, cuts: NDArray[np.int64]) -> Iterator[tuple[Parts, Places]]:
+        """The parts of each rank, and where partitions [n, pp + 1] have theirs."""
+        for rank in range(self.costs.pp):
+            yield self._parts(rank), (cuts[:, rank], cuts[:, rank + 1])
 
     def _behind(self, caps: _Caps) -> list[NDArray[np.bool_]] | None:
         """Places from which each rank and those behind it can hold the rest; None where rank 0 cannot."""
@@ -1219,22 +1272,6 @@ class _PlayedRanks(_OrderedRanks):
             more_work_s=max(self._most_s - work_s * (1 + ROUNDING), 0.0),
         )
 
-    def _listed(self, limit_s: float) -> NDArray[np.int64] | None:
-        """Every partition that has no way longer than the limit, [n, pp + 1]; None where these are many."""
-        caps = self._only_seconds(limit_s * (1 + ROUNDING))
-        within = [self._parts(rank).within(caps) for rank in range(self.costs.pp)]
-        counts = [np.zeros(self.costs.layers + 1)]
-        counts[0][-1] = 1.0
-        for may_be in reversed(within):
-            counts.append(may_be @ counts[-1])
-        if counts[-1][0] > MOST_LISTED:
-            return None
-        cuts = np.zeros((1, 1), dtype=np.int64)
-        for may_be, behind in zip(within, counts[-2::-1], strict=True):
-            row, end = np.nonzero(may_be[cuts[:, -1]] & (behind > 0))
-            cuts = np.concatenate([cuts[row], end[:, None]], axis=1)
-        return cuts
-
     def _near(self, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Partitions with some neighbouring cuts moved by a layer, or one by two, [n, pp + 1]."""
         near = []
@@ -1246,11 +1283,6 @@ class _PlayedRanks(_OrderedRanks):
                     near.append(moved)
         moves = np.array(near).reshape(-1, self.costs.pp + 1)
         return moves[np.all(np.diff(moves, axis=1) > 0, axis=1)]
-
-    def _by_rank(self, cuts: NDArray[np.int64]) -> Iterator[tuple[Parts, Places]]:
-        """The parts of each rank, and where partitions [n, pp + 1] have theirs."""
-        for rank in range(self.costs.pp):
-            yield self._parts(rank), (cuts[:, rank], cuts[:, rank + 1])
 
     def _keeping(self, cuts: NDArray[np.int64], caps: _Caps) -> NDArray[np.int64]:
         """Those of some partitions that keep to the caps."""
