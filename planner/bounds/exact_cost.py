@@ -507,10 +507,9 @@ class LayoutPricing:
                 is_unlike = bool(self._workload.model.unlike_layers)
                 splits_of = self._played_splits if is_unlike else self._splits_by_place
             return (yield from splits_of(placed, costs, cutoff_s))
-        windows, bubble = hiding_windows(placed.context), costs.bubble_share / costs.vpp
-        if costs.order and costs.backward is None:
-            hides = float(np.max(windows)) / costs.pp
-            costs = replace(costs, hides=hides if hides > bubble else 0.0)
+        windows = hiding_windows(placed.context)
+        if costs.order and (costs.partial or costs.order_of_ranks):
+            costs = replace(costs, hides=float(np.max(windows)) / costs.pp)
         fits: FitsRank | None = None
         for fits in (None, self._fit.fits):
             if fits is not None:

@@ -76,8 +76,8 @@ class SplitCosts:
     """Times that the pipeline runs empty, each with as many of the micro-batches."""
     bubble_share: float = 1.0
     hides: float = 0.0
-    """Seconds of traffic that one of all ranks' work for a micro-batch may hide, where that is more than it
-    adds to the bubble; else 0."""
+    """Seconds of traffic that one second more of all ranks' work for a micro-batch may hide, at most, where
+    that work differs between splits of layers in order."""
     in_step: bool = False
     """Whether the schedule keeps ranks with several virtual stages in step."""
     layer_s: float
@@ -970,14 +970,15 @@ class _OrderedRanks(_Ranks):
         found = [first]
         self._add_within(first.split.time_s * (1 + 1e-12), low, found)
         limit_s = (min(each.split.time_s for each in found) + slack_s) * (1 + 1e-12)
-        if self.costs.hides:
+        hides_more = self.costs.hides > self.costs.bubble_share / self.costs.vpp
+        if hides_more:
             within = (s for s in self._seconds[low:] if self._pipeline_s(s, 0) <= limit_s)
             every = self._listed(max(within, default=self._seconds[low]))
             if every is not None:
-                return self._one_by_one(every, limit_s)
+                return list(self._one_by_one(every, limit_s))
         self._add_within(limit_s, low, found)
         splits = {each.split.stages: each.split for each in found if each.split.time_s <= limit_s}
-        if self.costs.hides:
+        if hides_more:
             busiest: list[_Summed] = []
             self._add_within(limit_s, low, busiest, most=True)
             least_s = min(each.sum_s for each in found)
@@ -1042,31 +1043,31 @@ class _OrderedRanks(_Ranks):
         split = Split(stages=tuple(stages), time_s=costs.time_s(times))
         return _Summed(split, max(times), sign * sum(times), max(loads), max(experts))
 
-    def _one_by_one(self, cuts: NDArray[np.int64], limit_s: float) -> list[Split]:
-        """Of partitions [n, pp + 1] those within the limit on the pipeline that no other one beats, whatever
-        traffic hides, fastest first.
+    def _one_by_one(self, cuts: NDArray[np.int64], limit_s: float) -> Iterator[Split]:
+        """Of partitions [n, pp + 1] within the limit on the pipeline those that no other one beats, whatever
+        traffic their work hides, fastest first.
         """
-        each = [[column[part] for column in table[:3]] for table, part in self._by_rank(cuts)]
-        works_s, loads, experts = (np.array(column) for column in zip(*each, strict=True))
-        work_s, slowest_s = works_s.sum(axis=0), works_s.max(axis=0)
-        filled = self.costs.bubble_share / self.costs.vpp
-        seconds = (self.costs.num_micro_batches - filled) * slowest_s + filled * work_s
-        # Traffic changes by no more than what the difference of the work may hide.
+        each = [[column[part] for column in table[1:3]] for table, part in self._by_rank(cuts)]
+        loads, experts = (np.max(column, axis=0) for column in zip(*each, strict=True))
+        seconds, work_s = self._pipelines_s(cuts)
+        # What is exposed differs by no more than what the difference of the work may hide.
         may_hide_s = self.costs.hides * work_s
-        counted = (
-            seconds + may_hide_s,
-            seconds - may_hide_s,
-            loads.max(axis=0),
-            experts.max(axis=0),
-        )
-        columns = np.stack(counted, axis=1)
+        counted = np.stack([seconds + may_hide_s, seconds - may_hide_s, loads, experts], axis=1)
+        nearly = counted + ROUNDING * np.abs(counted)
         better: list[int] = []
         for row in np.argsort(seconds, kind="stable").tolist():
             if seconds[row] > limit_s:
-                break
-            if not np.any(np.all(columns[better] <= columns[row], axis=1)):
+                return
+            if not np.any(np.all(counted[better] <= nearly[row], axis=1)):
                 better.append(row)
-        return [Split(stages=_stages_of(cuts[row]), time_s=float(seconds[row])) for row in better]
+                yield Split(stages=_stages_of(cuts[row]), time_s=float(seconds[row]))
+
+    def _pipelines_s(self, cuts: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+        """What the pipeline takes for partitions [n, pp + 1], and all their ranks for a micro-batch, [n]."""
+        works_s = np.array([table.seconds[part] for table, part in self._by_rank(cuts)])
+        slowest_s, work_s = works_s.max(axis=0), works_s.sum(axis=0)
+        filled = self.costs.bubble_share / self.costs.vpp
+        return (self.costs.num_micro_batches - filled) * slowest_s + filled * work_s, work_s
 
     def _listed(self, limit_s: float) -> NDArray[np.int64] | None:
         """Every partition of parts that take no longer each, [n, pp + 1]; None where these are many."""
@@ -1192,7 +1193,7 @@ class _PlayedRanks(_OrderedRanks):
         if listed is None:
             yield from self._pareto(low, 0, limit_s)
         else:
-            yield from self._undominated(listed, limit_s)
+            yield from self._one_by_one(listed, limit_s)
 
     def _most_work_s(self, limit_s: float) -> float:
         """Of all ranks and a micro-batch, in partitions that have no way longer than the limit."""
@@ -1202,27 +1203,12 @@ class _PlayedRanks(_OrderedRanks):
             less.append(np.where(self._parts(rank).within(caps), -own_s, inf))
         return -float(_least_sums(less)[-1, -1])
 
-    def _undominated(self, cuts: NDArray[np.int64], limit_s: float) -> Iterator[Split]:
-        """Of partitions [n, pp + 1] within the limit those that no other one beats in all that counts, the
-        fastest first.
-        """
-        seconds = self._played_s(cuts)
-        loads = [
-            np.max([getattr(table, name)[part] for table, part in self._by_rank(cuts)], axis=0)
-            for name in ("load", "experts")
-        ]
-        work_s = np.sum(self._works_s(cuts), axis=0)
-        counted = np.stack([seconds, *loads, -work_s * (1 - ROUNDING)], axis=1)
-        better: list[NDArray[np.float64]] = []
-        for row in np.argsort(seconds, kind="stable").tolist():
-            if seconds[row] > limit_s:
-                return
-            if not any(np.all(each <= counted[row] * (1 + ROUNDING)) for each in better):
-                better.append(counted[row])
-                yield Split(stages=_stages_of(cuts[row]), time_s=float(seconds[row]))
+    def _pipelines_s(self, cuts: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+        """See `_OrderedRanks`; as they are played."""
+        return self._played_s(cuts), np.sum(self._works_s(cuts), axis=0)
 
     def _pareto(self, low: int, recomputed_leading: int, limit_s: float) -> Iterator[Split]:
-        """The same, going from one limit on seconds under which parameters can be fewer to the next."""
+        """`_one_by_one`, going from one limit on seconds under which parameters can be fewer to the next."""
         pareto: list[tuple[int, int]] = []
         at: int | None = low
         while at is not None and self._seconds[at] <= limit_s:
