@@ -719,9 +719,11 @@ def _between_s(
 ) -> dict[Stages, FloatArray]:
     """How much less than a split of most work those between it and one of least work may take, at most, [k].
 
-    Derived here from `exposed_s`. Up to the work that hides all traffic a step is concave in the work of all
-    ranks: one between two is no faster than the faster of them. Beyond, it rises by the bubble and what
-    slows down beside traffic: there the first is no slower, and up to there the second is no more above it.
+    Derived here from `exposed_s`. At equal limits on the slowest rank and on parameters a step is concave in
+    the work of all ranks, up to that which hides all traffic: there one between two is no faster than the
+    faster of them. Beyond, a step grows by the bubble and by what slows down beside traffic: none is faster
+    than the split of most work by more than that, and where even the least work hides all, none than the
+    split of least.
     """
     ends = {split.stages: split.work_range_s for split in splits if any(split.work_range_s)}
     if not ends:
