@@ -646,6 +646,35 @@ def exact_step(
     return _compose(c, worst, work, step, np.where(pays, least, own))
 
 
+def useful_work_s(c: Context, splits: Sequence[Stages]) -> tuple[Floats, Floats]:
+    """The work of all ranks and a micro-batch beyond which data-parallel traffic of some splits hides no
+    further, for as few parameters on a rank as some have, and for as many.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, one layout, and k placements.
+    splits : sequence of tuples
+        Layers of each [pipeline rank][virtual stage], at least one.
+
+    Returns
+    -------
+    tuple of two arrays, shape [k]
+        Seconds, whatever the size of gradient buckets.
+    """
+    by_layout = replace(c.layout.with_axis(), schedule=c.layout.schedule)
+    held = [rank_parameters(c.workload.model, by_layout, stages) for stages in splits]
+    dense, expert = (
+        np.array([np.max(x, axis=-1) for x in kind]) for kind in zip(*held, strict=True)
+    )
+    bounds = []
+    for end in (np.min, np.max):
+        sent = open_traffic(c, end(dense, axis=0), end(expert, axis=0))
+        useful = np.concatenate([np.atleast_2d(largest_useful_window_s(c, each)) for each in sent])
+        bounds.append(end(useful, axis=0) * c.layout.pp)
+    return bounds[0], bounds[1]
+
+
 def is_played(c: Context) -> NDArray[np.bool_]:
     """Whether the ranks of a pipeline in step, or of 1F1B, may hold unlike layers.
 

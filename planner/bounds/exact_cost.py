@@ -33,6 +33,7 @@ from meshwright.costmodel.step_time import (
     least_played_s,
     make_context,
     optimistic_step,
+    useful_work_s,
 )
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
@@ -506,6 +507,9 @@ class LayoutPricing:
                 is_unlike = bool(self._workload.model.unlike_layers)
                 splits_of = self._played_splits if is_unlike else self._splits_by_place
             return (yield from splits_of(placed, costs, cutoff_s))
+        windows = hiding_windows(placed.context)
+        if costs.order and (costs.partial or costs.order_of_ranks):
+            costs = replace(costs, hides=float(np.max(windows)) / costs.pp)
         fits: FitsRank | None = None
         for fits in (None, self._fit.fits):
             if fits is not None:
@@ -528,10 +532,11 @@ class LayoutPricing:
         fresh = [split for split in fitting if split.stages != fastest[0].stages]
         seconds = yield from self._seconds(placed, fresh)
         seconds[fastest[0].stages] = first.seconds
-        windows = hiding_windows(placed.context)
+        between_s = _between_s(placed, fitting, costs)
         for split in fitting:
-            if split.gap_s or split.more_work_s:
-                faster_by_s = split.gap_s + windows * split.more_work_s / costs.pp
+            faster_by_s = split.gap_s + windows * split.more_work_s / costs.pp
+            faster_by_s = faster_by_s + between_s.get(split.stages, 0.0)
+            if np.any(faster_by_s):
                 least_s = np.min(seconds[split.stages] - faster_by_s * first.scale)
                 self.undecided_s = min(self.undecided_s, float(least_s))
         return [(split, seconds[split.stages]) for split in fitting]
@@ -669,7 +674,7 @@ class LayoutPricing:
         """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
         first, even = yield [StepQuestion(placed, stages), StepQuestion(placed, None)]
         # What hides communication depends on the split in these cases.
-        is_hidden = (costs.partial and costs.leading) or costs.order_of_ranks
+        is_hidden = (costs.partial and (costs.leading or costs.order)) or costs.order_of_ranks
         least_s = even.update_s if is_hidden else even.charged_s
         return first, float(np.max(np.maximum(first.charged_s - least_s, 0.0)))
 
@@ -707,6 +712,31 @@ class LayoutPricing:
             return True
         held = offloaded_states_gib(self._workload, self._layout, stages)
         return bool(np.max(held) <= self._fit.host_limit_gib)
+
+
+def _between_s(
+    placed: PlacedLayout, splits: Sequence[Split], costs: SplitCosts
+) -> dict[Stages, FloatArray]:
+    """How much less than a split of most work those between it and one of least work may take, at most, [k].
+
+    Derived here from `exposed_s`. At equal limits on the slowest rank and on parameters a step is concave in
+    the work of all ranks, up to that which hides all traffic: there one between two is no faster than the
+    faster of them. Beyond, a step grows by the bubble and by what slows down beside traffic: none is faster
+    than the split of most work by more than that, and where even the least work hides all, none than the
+    split of least.
+    """
+    ends = {split.stages: split.work_range_s for split in splits if any(split.work_range_s)}
+    if not ends:
+        return {}
+    context = placed.context
+    hidden_s, all_hidden_s = useful_work_s(context, [split.stages for split in splits])
+    slow_down = context.constants.framework.dp_interference * hiding_windows(context) / costs.pp
+    rise = costs.bubble_share / costs.vpp + slow_down
+    between_s = {}
+    for stages, (least_s, most_s) in ends.items():
+        beyond_s = np.maximum(most_s - np.maximum(least_s, hidden_s), 0.0)
+        between_s[stages] = rise * np.where(all_hidden_s <= least_s, 0.0, beyond_s)
+    return between_s
 
 
 def _least_beside_s(bound: StepTime) -> float:

@@ -75,6 +75,9 @@ class SplitCosts:
     flushes: int = 1
     """Times that the pipeline runs empty, each with as many of the micro-batches."""
     bubble_share: float = 1.0
+    hides: float = 0.0
+    """Seconds of traffic that one second more of all ranks' work for a micro-batch may hide, at most, where
+    that work differs between splits of layers in order."""
     in_step: bool = False
     """Whether the schedule keeps ranks with several virtual stages in step."""
     layer_s: float
@@ -236,6 +239,9 @@ class Split:
     """How much less another split with no more parameters on a rank may take, at most."""
     more_work_s: float = 0.0
     """How much more all its ranks may work for a micro-batch, at most, which hides traffic."""
+    work_range_s: tuple[float, float] = (0.0, 0.0)
+    """Of the splits it stands for because none of them hides as much traffic: what all ranks of one work for
+    a micro-batch at the least, and its own."""
 
 
 def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
@@ -870,6 +876,7 @@ class _Summed(NamedTuple):
     split: Split
     slowest_s: float
     sum_s: float
+    """Below 0 where the most counts."""
     load: float
     experts: float
 
@@ -954,31 +961,52 @@ class _OrderedRanks(_Ranks):
         forward alone, fastest first.
 
         The sum over the ranks, which the bubble has, is not the same for all then: for each limit on the
-        slowest rank and on parameters it is the least one that counts.
+        slowest rank and on parameters it is the least one that counts. Where more work may hide more traffic
+        than it adds to the bubble, the most counts too, and what lies between is no faster than both, but
+        for work beyond what hides all traffic (`exact_cost._between_s`).
         """
-        first = self._of_least_sum(self._only_seconds(self._seconds[low]))
+        first = self._of_one_sum(self._only_seconds(self._seconds[low]))
         assert first is not None
-        found, limit_s = [first], first.split.time_s
-        for extra_s in (0.0, slack_s):
-            limit_s = (min(each.split.time_s for each in found) + extra_s) * (1 + 1e-12)
-            for seconds in self._seconds[low:]:
-                if self._pipeline_s(seconds, 0) > limit_s:
-                    break
-                for each in self._lighter_and_lighter(seconds):
-                    if not any(known.is_no_worse(each) for known in found):
-                        found.append(each)
-        splits = [each.split for each in found if each.split.time_s <= limit_s]
-        return sorted(splits, key=lambda split: split.time_s)
+        found = [first]
+        self._add_within(first.split.time_s * (1 + 1e-12), low, found)
+        limit_s = (min(each.split.time_s for each in found) + slack_s) * (1 + 1e-12)
+        hides_more = self.costs.hides > self.costs.bubble_share / self.costs.vpp
+        if hides_more:
+            within = (s for s in self._seconds[low:] if self._pipeline_s(s, 0) <= limit_s)
+            every = self._listed(max(within, default=self._seconds[low]))
+            if every is not None:
+                return list(self._one_by_one(every, limit_s))
+        self._add_within(limit_s, low, found)
+        splits = {each.split.stages: each.split for each in found if each.split.time_s <= limit_s}
+        if hides_more:
+            busiest: list[_Summed] = []
+            self._add_within(limit_s, low, busiest, most=True)
+            least_s = min(each.sum_s for each in found)
+            for each in busiest:
+                own = replace(each.split, work_range_s=(least_s, -each.sum_s))
+                splits[own.stages] = own
+        return sorted(splits.values(), key=lambda split: split.time_s)
 
-    def _lighter_and_lighter(self, seconds: float) -> Iterator[_Summed]:
-        """Within a limit on the slowest rank, by least sums, under every limit on parameters."""
+    def _add_within(
+        self, limit_s: float, low: int, found: list[_Summed], *, most: bool = False
+    ) -> None:
+        """Those of least sums, or of most, that no other one beats in all that counts."""
+        for seconds in self._seconds[low:]:
+            if self._pipeline_s(seconds, 0) > limit_s:
+                break
+            for each in self._lighter_and_lighter(seconds, most=most):
+                if not any(known.is_no_worse(each) for known in found):
+                    found.append(each)
+
+    def _lighter_and_lighter(self, seconds: float, *, most: bool) -> Iterator[_Summed]:
+        """Within a limit on the slowest rank, by least sums or most, under every limit on parameters."""
         caps = self._only_seconds(seconds)
-        while (first := self._of_least_sum(caps)) is not None:
+        while (first := self._of_one_sum(caps, most=most)) is not None:
             most_experts, own, each = first.experts, caps, first
             while True:
                 yield each
                 own = replace(own, load=np.nextafter(each.load, -inf))
-                lighter = self._of_least_sum(own)
+                lighter = self._of_one_sum(own, most=most)
                 if lighter is None:
                     break
                 each = lighter
@@ -987,16 +1015,17 @@ class _OrderedRanks(_Ranks):
                 return
             caps = replace(caps, experts=most_experts - 1)
 
-    def _of_least_sum(self, caps: _Caps) -> _Summed | None:
-        """The split within the caps whose ranks work least in all; None without any."""
-        costs = self.costs
+    def _of_one_sum(self, caps: _Caps, *, most: bool = False) -> _Summed | None:
+        """The split within the caps whose ranks work least in all, or most; None without any."""
+        costs, sign = self.costs, -1.0 if most else 1.0
         least = np.full(costs.layers + 1, inf)
         least[-1] = 0.0
         ends = []
         kinds = {self._kind(rank): rank for rank in range(costs.pp)}
         tables = {kind: self._parts(rank) for kind, rank in kinds.items()}
         within = {
-            kind: np.where(table.within(caps), table.seconds, inf) for kind, table in tables.items()
+            kind: np.where(table.within(caps), sign * table.seconds, inf)
+            for kind, table in tables.items()
         }
         for rank in reversed(range(costs.pp)):
             sums = within[self._kind(rank)] + least
@@ -1012,7 +1041,54 @@ class _OrderedRanks(_Ranks):
             begin = end
         times, loads, experts = (list(column) for column in zip(*held, strict=True))
         split = Split(stages=tuple(stages), time_s=costs.time_s(times))
-        return _Summed(split, max(times), sum(times), max(loads), max(experts))
+        return _Summed(split, max(times), sign * sum(times), max(loads), max(experts))
+
+    def _one_by_one(self, cuts: NDArray[np.int64], limit_s: float) -> Iterator[Split]:
+        """Of partitions [n, pp + 1] within the limit on the pipeline those that no other one beats, whatever
+        traffic their work hides, fastest first.
+        """
+        each = [[column[part] for column in table[1:3]] for table, part in self._by_rank(cuts)]
+        loads, experts = (np.max(column, axis=0) for column in zip(*each, strict=True))
+        seconds, work_s = self._pipelines_s(cuts)
+        # What is exposed differs by no more than what the difference of the work may hide.
+        may_hide_s = self.costs.hides * work_s
+        counted = np.stack([seconds + may_hide_s, seconds - may_hide_s, loads, experts], axis=1)
+        nearly = counted + ROUNDING * np.abs(counted)
+        better: list[int] = []
+        for row in np.argsort(seconds, kind="stable").tolist():
+            if seconds[row] > limit_s:
+                return
+            if not np.any(np.all(counted[better] <= nearly[row], axis=1)):
+                better.append(row)
+                yield Split(stages=_stages_of(cuts[row]), time_s=float(seconds[row]))
+
+    def _pipelines_s(self, cuts: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+        """What the pipeline takes for partitions [n, pp + 1], and all their ranks for a micro-batch, [n]."""
+        works_s = np.array([table.seconds[part] for table, part in self._by_rank(cuts)])
+        slowest_s, work_s = works_s.max(axis=0), works_s.sum(axis=0)
+        filled = self.costs.bubble_share / self.costs.vpp
+        return (self.costs.num_micro_batches - filled) * slowest_s + filled * work_s, work_s
+
+    def _listed(self, limit_s: float) -> NDArray[np.int64] | None:
+        """Every partition of parts that take no longer each, [n, pp + 1]; None where these are many."""
+        caps = self._only_seconds(limit_s * (1 + ROUNDING))
+        within = [self._parts(rank).within(caps) for rank in range(self.costs.pp)]
+        counts = [np.zeros(self.costs.layers + 1)]
+        counts[0][-1] = 1.0
+        for may_be in reversed(within):
+            counts.append(may_be @ counts[-1])
+        if counts[-1][0] > MOST_LISTED:
+            return None
+        cuts = np.zeros((1, 1), dtype=np.int64)
+        for may_be, behind in zip(within, counts[-2::-1], strict=True):
+            row, end = np.nonzero(may_be[cuts[:, -1]] & (behind > 0))
+            cuts = np.concatenate([cuts[row], end[:, None]], axis=1)
+        return cuts
+
+    def _by_rank(self, cuts: NDArray[np.int64]) -> Iterator[tuple[Parts, Places]]:
+        """The parts of each rank, and where partitions [n, pp + 1] have theirs."""
+        for rank in range(self.costs.pp):
+            yield self._parts(rank), (cuts[:, rank], cuts[:, rank + 1])
 
     def _behind(self, caps: _Caps) -> list[NDArray[np.bool_]] | None:
         """Places from which each rank and those behind it can hold the rest; None where rank 0 cannot."""
@@ -1117,7 +1193,7 @@ class _PlayedRanks(_OrderedRanks):
         if listed is None:
             yield from self._pareto(low, 0, limit_s)
         else:
-            yield from self._undominated(listed, limit_s)
+            yield from self._one_by_one(listed, limit_s)
 
     def _most_work_s(self, limit_s: float) -> float:
         """Of all ranks and a micro-batch, in partitions that have no way longer than the limit."""
@@ -1127,27 +1203,12 @@ class _PlayedRanks(_OrderedRanks):
             less.append(np.where(self._parts(rank).within(caps), -own_s, inf))
         return -float(_least_sums(less)[-1, -1])
 
-    def _undominated(self, cuts: NDArray[np.int64], limit_s: float) -> Iterator[Split]:
-        """Of partitions [n, pp + 1] within the limit those that no other one beats in all that counts, the
-        fastest first.
-        """
-        seconds = self._played_s(cuts)
-        loads = [
-            np.max([getattr(table, name)[part] for table, part in self._by_rank(cuts)], axis=0)
-            for name in ("load", "experts")
-        ]
-        work_s = np.sum(self._works_s(cuts), axis=0)
-        counted = np.stack([seconds, *loads, -work_s * (1 - ROUNDING)], axis=1)
-        better: list[NDArray[np.float64]] = []
-        for row in np.argsort(seconds, kind="stable").tolist():
-            if seconds[row] > limit_s:
-                return
-            if not any(np.all(each <= counted[row] * (1 + ROUNDING)) for each in better):
-                better.append(counted[row])
-                yield Split(stages=_stages_of(cuts[row]), time_s=float(seconds[row]))
+    def _pipelines_s(self, cuts: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+        """See `_OrderedRanks`; as they are played."""
+        return self._played_s(cuts), np.sum(self._works_s(cuts), axis=0)
 
     def _pareto(self, low: int, recomputed_leading: int, limit_s: float) -> Iterator[Split]:
-        """The same, going from one limit on seconds under which parameters can be fewer to the next."""
+        """`_one_by_one`, going from one limit on seconds under which parameters can be fewer to the next."""
         pareto: list[tuple[int, int]] = []
         at: int | None = low
         while at is not None and self._seconds[at] <= limit_s:
@@ -1197,22 +1258,6 @@ class _PlayedRanks(_OrderedRanks):
             more_work_s=max(self._most_s - work_s * (1 + ROUNDING), 0.0),
         )
 
-    def _listed(self, limit_s: float) -> NDArray[np.int64] | None:
-        """Every partition that has no way longer than the limit, [n, pp + 1]; None where these are many."""
-        caps = self._only_seconds(limit_s * (1 + ROUNDING))
-        within = [self._parts(rank).within(caps) for rank in range(self.costs.pp)]
-        counts = [np.zeros(self.costs.layers + 1)]
-        counts[0][-1] = 1.0
-        for may_be in reversed(within):
-            counts.append(may_be @ counts[-1])
-        if counts[-1][0] > MOST_LISTED:
-            return None
-        cuts = np.zeros((1, 1), dtype=np.int64)
-        for may_be, behind in zip(within, counts[-2::-1], strict=True):
-            row, end = np.nonzero(may_be[cuts[:, -1]] & (behind > 0))
-            cuts = np.concatenate([cuts[row], end[:, None]], axis=1)
-        return cuts
-
     def _near(self, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Partitions with some neighbouring cuts moved by a layer, or one by two, [n, pp + 1]."""
         near = []
@@ -1224,11 +1269,6 @@ class _PlayedRanks(_OrderedRanks):
                     near.append(moved)
         moves = np.array(near).reshape(-1, self.costs.pp + 1)
         return moves[np.all(np.diff(moves, axis=1) > 0, axis=1)]
-
-    def _by_rank(self, cuts: NDArray[np.int64]) -> Iterator[tuple[Parts, Places]]:
-        """The parts of each rank, and where partitions [n, pp + 1] have theirs."""
-        for rank in range(self.costs.pp):
-            yield self._parts(rank), (cuts[:, rank], cuts[:, rank + 1])
 
     def _keeping(self, cuts: NDArray[np.int64], caps: _Caps) -> NDArray[np.int64]:
         """Those of some partitions that keep to the caps."""
