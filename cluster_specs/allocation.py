@@ -562,10 +562,7 @@ def _one_to_one(size: int, blocks: NDArray[np.int64]) -> bool:
 
 
 def _blocks_at(cluster: ClusterSpec, level: str, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The block of a level that each GPU is in: by its leaf and pod where they are listed.
-
-    Beside listed leaves a node without one stands for itself.
-    """
+    """The block of a level that each GPU is in: by its leaf and pod where they are listed."""
     full = full_levels(cluster)
     depth = full.names.index(level)
     listed = uplinks(cluster)
@@ -576,10 +573,8 @@ def _blocks_at(cluster: ClusterSpec, level: str, places: NDArray[np.int64]) -> N
         return np.asarray(numbers // int(full.blocks[depth]))
     number_of = {key: number for number, key in enumerate(named)}
     numbers_of_nodes = [
-        len(named) + index
-        if node.leaf is None
-        else number_of.get((node.pod or "", node.leaf if depth == leaf else ""), -1)
-        for index, node in enumerate(cluster.nodes)
+        number_of.get((node.pod or "", (depth == leaf and node.leaf) or ""), -1)
+        for node in cluster.nodes
     ]
     return np.array(numbers_of_nodes, dtype=np.int64)[places[:, 0]]
 

@@ -136,7 +136,7 @@ def listed_fabric(cluster: ClusterSpec) -> ListedFabric:
     """The blocks of a cluster that lists its nodes.
 
     A node's link is that of its free GPUs' NICs (inside a rack, NVLink); those of leaves and pods are what
-    the job has of them (`uplinks`). A node without a leaf hangs on the core.
+    the job has of them (`uplinks`). Nodes of a list without leaves hang on the core.
     """
     links, pods, racks = uplinks(cluster), _has_pods(cluster), leaves_are_domains(cluster)
     inside_gb_per_s = float(full_levels(cluster).gb_per_s[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from meshwright.documents import ClosedDocument
 from meshwright.errors import suggestion
@@ -15,7 +15,8 @@ Rate = Annotated[float, Field(ge=0.01, le=1e9)]
 GpuCount = Annotated[int, Field(ge=1, le=1_048_576)]
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")]
 """Letters, digits, dot, hyphen and underscore: names end in hostfiles and start scripts."""
-BlockName = Annotated[str, Field(min_length=1, max_length=100)]
+LONGEST_BLOCK_NAME = 100
+BlockName = Annotated[str, Field(min_length=1, max_length=LONGEST_BLOCK_NAME)]
 
 Background = Annotated[float, Field(ge=0, le=0.99)]
 
@@ -142,7 +143,8 @@ class ClusterSpec(ClosedDocument):
     blocks: tuple[BlockSpec, ...] = Field(default=(), max_length=131_072)
     """Leaves and pods whose up-links other jobs use otherwise than their level's `background` says."""
     nodes: tuple[NodeSpec, ...] = Field(default=(), max_length=131_072)
-    """Every node by name, where they are known; their free GPUs are the cluster's `gpus`."""
+    """Every node by name, where they are known; their free GPUs are the cluster's `gpus`. Beside nodes with a
+    leaf one without has a leaf of its own, and a pod where pods are named, called as the node."""
     node_name_pattern: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\{(:0?[1-9]d)?\}[A-Za-z0-9._-]{0,99}$")
     ] = "node-{:05d}"
@@ -168,6 +170,21 @@ class ClusterSpec(ClosedDocument):
         copy = self.model_copy()
         copy._takes_any_gpus = allowed
         return copy
+
+    @field_validator("nodes")
+    @classmethod
+    def _nodes_hang_somewhere(cls, nodes: tuple[NodeSpec, ...]) -> tuple[NodeSpec, ...]:
+        alone = [index for index, node in enumerate(nodes) if node.leaf is None]
+        if len(alone) in (0, len(nodes)):
+            return nodes
+        has_pods = any(node.pod is not None for node in nodes)
+        taken = {name for node in nodes for name in (node.leaf, node.pod) if name is not None}
+        hanging = list(nodes)
+        for index in alone:
+            name = _own_block(nodes[index], index, taken)
+            pod = nodes[index].pod or (name if has_pods else None)
+            hanging[index] = nodes[index].model_copy(update={"leaf": name, "pod": pod})
+        return tuple(hanging)
 
     @model_validator(mode="after")
     def _scale_up_fits_the_node(self) -> Self:
@@ -329,6 +346,15 @@ class ClusterSpec(ClosedDocument):
         if not self.nodes:
             return self.gpus
         return sum(self.gpus_per_node if n.free_gpus is None else n.free_gpus for n in self.nodes)
+
+
+def _own_block(node: NodeSpec, index: int, taken: set[str]) -> str:
+    """A name for the leaf and the pod that a node has to itself, as its own where no block is called so."""
+    name = node.name[:LONGEST_BLOCK_NAME]
+    while name in taken:
+        name = f"{index}-{name}"[:LONGEST_BLOCK_NAME]
+    taken.add(name)
+    return name
 
 
 def _block_key(

@@ -187,7 +187,7 @@ def node_graph(cluster: ClusterSpec) -> nx.Graph[str]:
     terminals = []
     for node in cluster.nodes:
         path = listed.paths[node.name]
-        # What lies around a node without a leaf is the outermost level.
+        # What lies around a node of a list without leaves is the outermost level.
         outer = range(len(joints) - len(path), len(joints))
         free = free_of(node, cluster.gpus_per_node)
         terminals.append(

@@ -202,9 +202,7 @@ def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
     used = sorted({node for node, _ in places})
     index = {node: index for index, node in enumerate(used)}
     names = [cluster.nodes[node].name for node in used]
-    # A node without a leaf stands for its own blocks.
-    alone = {name: [name] * (1 + len(joints) - len(fabric.paths[name])) for name in names}
-    paths = [[*alone[name], *fabric.paths[name]] for name in names]
+    paths = [[name, *fabric.paths[name]] for name in names]
     outer = []
     for step, depth in enumerate(_outer_depths(cluster, levels, len(joints))):
         subs = list(dict.fromkeys(path[step] for path in paths))

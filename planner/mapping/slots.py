@@ -79,7 +79,7 @@ class _Node:
 def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
     """Cuts the cluster's free GPUs into slots of `slot_gpus`; a slot larger than a node takes whole nodes.
 
-    Nodes without a leaf of their own stand under the levels of the cluster, in turn. Raises InfeasibleError
+    Nodes of a list without leaves stand under the levels of the cluster, in turn. Raises InfeasibleError
     where fewer than `wanted` slots are free.
     """
     if (

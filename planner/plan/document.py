@@ -61,7 +61,7 @@ class ConflictingRule(ClosedDocument):
     pinned: int | str | None = None
     """Value of a pin."""
     missed_by: float | None = None
-    """The least by which a layout that keeps all other rules misses the limit, in `unit`."""
+    """The least by which layouts that were looked at and keep all other rules miss the limit, in `unit`."""
     limit: float | None = None
     """In `unit`; null where the limit is part of the rule."""
     unit: str | None = None
@@ -139,6 +139,9 @@ def rule_sentence(conflicting: ConflictingRule, framework: str, layers: int) -> 
     return name + _missed_text(conflicting)
 
 
+_LEANEST = "the leanest layout looked at needs at least"
+
+
 def _missed_text(conflicting: ConflictingRule) -> str:
     """By how much a rule is missed, where that is known."""
     if conflicting.missed_by is None:
@@ -147,13 +150,15 @@ def _missed_text(conflicting: ConflictingRule) -> str:
         if conflicting.limit <= 0:
             needed_gib = conflicting.limit + conflicting.missed_by
             return (
-                f": the fullest GPU needs at least {needed_gib:.1f} GiB, and nothing is left usable"
+                f": {_LEANEST} {needed_gib:.1f} GiB of its fullest GPU, and nothing is left usable"
             )
         return (
-            f": the fullest GPU needs at least {conflicting.missed_by:.1f} GiB beyond the usable "
-            f"{conflicting.limit:.1f}"
+            f": {_LEANEST} {conflicting.missed_by:.1f} GiB beyond the usable "
+            f"{conflicting.limit:.1f} of its fullest GPU"
         )
-    return f": missed by at least {conflicting.missed_by:g} {conflicting.unit}"
+    return (
+        f": the layouts looked at miss it by at least {conflicting.missed_by:g} {conflicting.unit}"
+    )
 
 
 CHANGE_WORDS = {

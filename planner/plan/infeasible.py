@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, partial
 from itertools import islice, product
-from math import ceil, inf, lcm
-from operator import mul
+from math import ceil, inf, lcm, prod
 from typing import Any, Literal
 
 import numpy as np
@@ -60,7 +59,7 @@ from meshwright.planner.solvers.cp_sat import repeatable_solver
 # Layouts around a request without a plan, as tables for the rules: its own, and those with a wish lifted.
 
 
-MOST_CANDIDATES = 200_000
+MOST_CANDIDATES = 60_000
 """Layouts around an infeasible request that are looked at."""
 PROBED_CANDIDATES = 2_000
 """Of them, to see which executions keep rules that the plainest one breaks."""
@@ -136,8 +135,8 @@ def without_pin(pins: Mapping[str, int | str], name: str) -> dict[str, int | str
 
 
 def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
-    """Combinations of choices, pinned ones as pinned even where they cannot be; thinned to about `most`
-    rows.
+    """Combinations of choices that the GPUs hold, pinned ones as pinned even where they cannot be; thinned to
+    about `most_rows`.
     """
     space, pins = space_of(replace(request, pins={})), request.pins
 
@@ -158,22 +157,44 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
     axes = {name: options(name, values) for name, values in tried.items()}
     axes["schedule"] = [int(schedule_named(str(pins.get("schedule", "1f1b"))))]
     axes["recompute"] = masks or [int(Recompute.NONE)]
-    while np.prod([len(axis) for axis in axes.values()], dtype=np.float64) > most_rows:
+    others = [name for name in axes if name not in AXES]
+    while True:
+        degrees = _degrees(axes, request.gpus)
         longest = max(axes, key=lambda name: len(axes[name]))
-        axes[longest] = sorted({*axes[longest][::2], axes[longest][-1]})
-        if len(axes[longest]) <= 2:
+        count = len(degrees) * prod(len(axes[name]) for name in others)
+        if count <= most_rows or len(axes[longest]) <= 2:
             break
-    rows = np.array(list(product(*axes.values())), dtype=np.int64)
+        axes[longest] = _thinned(axes[longest], request.gpus if longest in DEGREES else 0)
+    rest = np.array(list(product(*(axes[name] for name in others))), dtype=np.int64)
+    both = (np.repeat(degrees, len(rest), axis=0), np.tile(rest, (len(degrees), 1)))
+    in_order = [[*AXES, *others].index(choice.name) for choice in OF_LAYOUT]
+    rows = np.concatenate(both, axis=1)[:, in_order]
     columns = _columns(rows)
     if "optimizer_offload" not in pins:
         pairs = set(space.offloads)
         stages, shares = (columns[name].tolist() for name in ("zero_stage", "optimizer_offload"))
         goes = [pair in pairs or pair[1] == 0 for pair in zip(stages, shares, strict=True)]
         rows = rows[np.array(goes, dtype=np.bool_)]
-        columns = _columns(rows)
-    used = reduce(mul, (columns[name] for name in AXES))
-    fits = used <= request.gpus
-    return rows[fits] if fits.any() else rows[[int(np.argmin(used))]]
+    return rows
+
+
+def _degrees(axes: Mapping[str, Sequence[int]], gpus: int) -> NDArray[np.int64]:
+    """Degrees of `AXES` that so many GPUs hold; the smallest ones where they hold none."""
+    grid = np.meshgrid(*(np.array(axes[name], dtype=np.int64) for name in AXES), indexing="ij")
+    degrees = np.stack([axis.ravel() for axis in grid], axis=1)
+    used = degrees.prod(axis=1)
+    fits = used <= gpus
+    return degrees[fits] if fits.any() else degrees[[int(np.argmin(used))]]
+
+
+def _thinned(values: Sequence[int], gpus: int) -> list[int]:
+    """About half of some values, the last one among them; of degrees those that divide the GPUs are left out
+    after all others.
+    """
+    spare = [value for value in values[:-1] if gpus % value] if gpus else []
+    if spare:
+        return sorted({*values} - {*(spare[1::2] or spare)})
+    return sorted({*values[::2], values[-1]})
 
 
 def _columns(rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
@@ -815,7 +836,7 @@ def _nearest_pins(request: PlanRequest, name: str, value: int | str) -> Iterator
 def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> int | None:
     """The least HBM of a GPU with which a plan is found, in whole GiB; None where memory alone does not help.
 
-    No layout fits in less than the candidate that misses the limit by least.
+    The candidate that misses the limit by least says where to begin.
     """
     missed_gib = _least_missed_gib(conflict)
     if missed_gib is None:

@@ -434,13 +434,12 @@ class KindsOfLinks:
         nodes = tuple(node.model_copy(update={"nic_gbps_per_gpu": gbps}) for node in fast.nodes)
         fast = fast.model_copy(update={"nodes": nodes})
         links, first = uplinks(fast), first_outside_a_leaf(fast)
-        is_beside = any(free_of(node, fast.gpus_per_node) and not node.leaf for node in nodes)
         rates: list[tuple[float, ...]] = []
         for depth, blocks in ((first, links.leaves), (first + 1, links.pods)):
             if depth >= len(fast.levels):
                 rates.append((gbps / 8,))
                 continue
-            beside = [unlisted_gb_per_s(fast, depth)] if is_beside or not blocks else []
+            beside = [] if blocks else [unlisted_gb_per_s(fast, depth)]
             rates.append(_rates_of(blocks, gbps / 8, beside))
         return cls(cluster=fast, leaves=rates[0], pods=rates[1])
 

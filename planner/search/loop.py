@@ -190,6 +190,8 @@ class LayoutSearch:
         """No mapping of a priced layout that stayed undecided is faster than this."""
         self._unexplored_s = 0.0
         """No layout that was not expanded yet is faster than this."""
+        self._in_vain_s = inf
+        """The bound from which on layouts were priced ahead of further degrees, and brought nothing."""
         self.certificate = Certificate(executions=len(branches))
         is_regular = all(branch.pricing.prices_matrices for branch in branches)
         chooser_type: type[Chooser] = KernelChooser if is_regular else SlotChooser
@@ -653,8 +655,11 @@ class LayoutSearch:
                 degrees, self._cutoff_s, self.certificate, fits, few
             )
             self._pool.add(index, layouts, bound_s)
-        if together and self._is_promising():
+        least_s, before_s = self._pool.least_s(), self._price_s
+        if together and self._is_promising() and least_s < self._in_vain_s:
             self._improve(together)
+            if self._price_s == before_s < inf:
+                self._in_vain_s = least_s
 
     # 2. From the pool to the optimum.
 

@@ -269,3 +269,29 @@ def test_even_blocks_fit_the_machine(per_node: int, sizes: list[int], data: st.D
 def test_inconsistent_clusters_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         cluster(**fields)
+
+
+def test_beside_leaves_a_node_without_one_has_a_leaf_and_a_pod_to_itself() -> None:
+    levels = [
+        {"name": "leaf", "gpus": 128},
+        {"name": "pod", "gpus": 512, "oversubscription": 2},
+        {"name": "core", "gpus": 4096, "oversubscription": 4},
+    ]
+    nodes = [
+        {"name": "a", "leaf": "b", "pod": "p"},
+        {"name": "b"},
+        {"name": "c", "pod": "p"},
+        {"name": "d", "leaf": "e", "free_gpus": 0},
+    ]
+    spec = cluster(gpus=24, levels=levels, nodes=nodes)
+    assert [(node.leaf, node.pod) for node in spec.nodes] == [
+        ("b", "p"),
+        ("1-b", "1-b"),
+        ("c", "p"),
+        ("e", None),
+    ]
+    assert ClusterSpec.model_validate(spec.model_dump(exclude={"kind"})).nodes == spec.nodes
+    no_pods = cluster(gpus=16, levels=levels, nodes=[{"name": "a", "leaf": "l"}, {"name": "b"}])
+    assert [(node.leaf, node.pod) for node in no_pods.nodes] == [("l", None), ("b", None)]
+    no_leaves = cluster(gpus=16, levels=levels, nodes=[{"name": "a"}, {"name": "b"}])
+    assert [(node.leaf, node.pod) for node in no_leaves.nodes] == [(None, None), (None, None)]

@@ -106,3 +106,29 @@ def test_an_allocation_takes_the_fullest_nodes() -> None:
     assert expand_nodes(listed, 16) == [("b", 8), ("d", 8)]
     assert [node.free_gpus for node in first_gpus(listed, 16).nodes] == [0, 8, 0, 8]
     assert expand_nodes(listed, 18) == [("a", 2), ("b", 8), ("d", 8)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus"),
+    [
+        ([("a", None, 8), ("b", "leaf", 0)], 4),
+        ([("a", "leaf", 0), ("b", None, 8), ("c", "leaf", 4)], 8),
+        ([("a", None, 8), ("b", "leaf", 8), ("c", None, 8), ("d", None, 2)], 26),
+        ([("a", "leaf", 7), ("b", None, 6), ("c", "leaf", 2), ("d", None, 8)], 23),
+    ],
+)
+def test_lists_of_which_only_some_nodes_name_a_leaf_are_planned(
+    nodes: list[tuple[str, str | None, int]], gpus: int
+) -> None:
+    """As a list that gives each of the others a leaf of its own; plans check themselves by their ranks."""
+
+    def planned_s(lists: list[NodeSpec]) -> float:
+        fields = cluster(PART_FILLED).model_dump() | {
+            "nodes": [node.model_dump() for node in lists],
+            "gpus": sum(free for *_, free in nodes),
+        }
+        return step_time_s(ClusterSpec.model_validate(fields), gpus)
+
+    in_part = [NodeSpec(name=name, leaf=leaf, free_gpus=free) for name, leaf, free in nodes]
+    every = [node.model_copy(update={"leaf": node.leaf or f"of-{node.name}"}) for node in in_part]
+    assert planned_s(in_part) == pytest.approx(planned_s(every))

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import load_cluster
@@ -296,3 +297,31 @@ def test_where_nothing_is_usable_only_what_leaves_some_is_searched(
     assert len(searched) < 20
     assert isinstance(reserve.value, float)
     assert fastest_plan(replace(asked, reserve_gib=reserve.value)).layout is not None
+
+
+def test_what_the_leanest_layout_needs_is_no_more_than_a_plan_needs() -> None:
+    """It said that 70B needs 8.8 GiB, of which a plan takes 8.2: every second pp alone was looked at."""
+    tight = request(model=BIG, gpus=64, global_batch=256, seq_len=8192, reserve_gib=64.4)
+    fullest_gib = infeasible._fullest_gib(tight)
+    assert fullest_gib is not None
+    conflict = infeasible.conflict_of(replace(tight, reserve_gib=75.0))
+    tried = {int(pp) for table in conflict.candidates for pp in np.unique(table.layouts.pp)}
+    assert {1, 2, 4, 8, 16, 32, 64} <= tried
+    least_gib = min(float(table.memory_gib.min()) for table in conflict.candidates)
+    assert least_gib <= fullest_gib <= usable_hbm_gib(tight.workload())
+
+
+@pytest.mark.parametrize(
+    ("values", "gpus", "left"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 8], 8, [1, 2, 3, 4, 6, 8]),
+        ([1, 2, 3, 4, 8], 8, [1, 2, 4, 8]),
+        ([1, 2, 4, 8], 8, [1, 4, 8]),
+        ([1, 2, 4, 61], 8, [1, 4, 61]),
+        ([0, 1, 2, 3], 0, [0, 2, 3]),
+    ],
+)
+def test_degrees_that_divide_the_gpus_are_left_out_last(
+    values: list[int], gpus: int, left: list[int]
+) -> None:
+    assert infeasible._thinned(values, gpus) == left

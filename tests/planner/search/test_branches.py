@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -139,3 +140,25 @@ def test_least_first_is_a_stable_sort_however_it_is_asked(seed: int) -> None:
         assert order.take(start, stop).tolist() == wanted[start:stop]
         start = stop
     assert order.take(0, size).tolist() == wanted
+
+
+def test_what_brought_nothing_is_not_priced_again_ahead_of_further_degrees() -> None:
+    """Llama 4 Scout in eight stages on 16 H100 took a minute for such prices, and had bounded few degrees."""
+    bounds_s: list[float] = [1.0]
+    priced: list[int] = []
+    search = cast(
+        LayoutSearch,
+        SimpleNamespace(
+            _remaining_s=lambda: None,
+            _first=None,
+            _pool=SimpleNamespace(least_s=lambda: bounds_s[-1]),
+            _price_s=2.0,
+            _in_vain_s=inf,
+            _is_promising=lambda: True,
+            _improve=priced.append,
+        ),
+    )
+    none = Layout(pp=np.array([], dtype=np.int64))
+    for bounds_s[-1] in (1.0, 1.0, 1.5, 0.5, 0.75):
+        LayoutSearch._expand(search, 0, none, None, together=128)
+    assert len(priced) == 2
