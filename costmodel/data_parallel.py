@@ -198,7 +198,8 @@ def _copied_s(c: Context, groups: list[_Group], gathers: Floats, reductions: Flo
         of_shards = 2.0 * gathers * weights + sums * reductions * np.asarray(trained.parameters)
         is_sharded = (stage >= 2) & (np.asarray(group.shards) > 1)
         copied_bytes = copied_bytes + np.where(is_sharded, of_shards, 0.0)
-        copied_bytes = copied_bytes + added * np.asarray(trained.parameters)
+        of_sums = added * np.asarray(trained.parameters)
+        copied_bytes = copied_bytes + np.where(group.members.max(axis=-1) > 1, of_sums, 0.0)
     return streamed_s(copied_bytes, c.rates)
 
 
