@@ -184,11 +184,14 @@ def _copied_s(c: Context, groups: list[_Group], gathers: Floats, reductions: Flo
     16 bits are read and written to the buffer that is reduced. Where micro-batches are not reduced, also of
     whole replicas, their gradients are added to whole sums, in the type that is reduced (torch 2.13,
     distributed/fsdp/_fully_shard/_fsdp_param.py, accumulate_unsharded_grad_if_needed, which replicas of
-    distributed/_composable/replicate_with_fsdp.py run too; autograd's own sum where that is 16 bits).
+    distributed/_composable/replicate_with_fsdp.py run too; autograd's own sum where that is 16 bits). What a
+    rank without replicas adds is left out.
     """
     stage, m = np.asarray(c.layout.zero_stage), np.asarray(c.layout.num_micro_batches)
     sums = 2.0 + c.constants.framework.gradient_bytes
-    unreduced = m - np.where(stage == 0, 1.0, reductions)
+    unreduced = np.where(
+        c.placement.dp_cp.max(axis=-1) > 1, m - np.where(stage == 0, 1.0, reductions), 0.0
+    )
     added = unreduced * (2.0 + 2.0 * c.constants.framework.gradient_bytes)
     copied_bytes: Floats = 0.0
     for group, trained in zip(groups, _trained(c, groups), strict=True):
@@ -198,8 +201,7 @@ def _copied_s(c: Context, groups: list[_Group], gathers: Floats, reductions: Flo
         of_shards = 2.0 * gathers * weights + sums * reductions * np.asarray(trained.parameters)
         is_sharded = (stage >= 2) & (np.asarray(group.shards) > 1)
         copied_bytes = copied_bytes + np.where(is_sharded, of_shards, 0.0)
-        of_sums = added * np.asarray(trained.parameters)
-        copied_bytes = copied_bytes + np.where(group.members.max(axis=-1) > 1, of_sums, 0.0)
+        copied_bytes = copied_bytes + added * np.asarray(trained.parameters)
     return streamed_s(copied_bytes, c.rates)
 
 
