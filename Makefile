@@ -127,10 +127,10 @@ $(SUPPLY)/.ready: | $(BIN)/python
 	@touch $@
 
 # The frameworks, pinned, in an environment of their own: torch for the CPU, Megatron, Megatron-Bridge and Axolotl unpacked
-# beside it (the wheels ask for Python 3.12, what is used of them runs on 3.11 too). axe-core lies in a package for
-# Playwright, of which nothing else is used.
+# beside it (the wheels ask for Python 3.12, what is used of them runs on 3.11 too). Megatron-Bridge 0.6.2 imports a
+# module of transformers 5.23 that 5.24 lacks. axe-core lies in a package for Playwright, of which nothing else is used.
 ORACLES := .oracles
-ORACLES_READY := $(ORACLES)/.ready-16
+ORACLES_READY := $(ORACLES)/.ready-17
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 ORACLE_TESTS := ORACLE_PYTHON=$(CURDIR)/$(ORACLES)/bin/python $(BIN)/python -m pytest -m oracle
@@ -148,6 +148,7 @@ $(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python
 	$(INSTALL) $(ORACLES)/bin/python -r tests/oracles/requirements.txt
 	$(INSTALL) $(ORACLES)/bin/python --no-deps axe-playwright-python==0.1.8 \
 	  liger-kernel==0.8.5 llamafactory==0.9.5 mcore-bridge==1.6.5 ms-swift==4.6.0 openrlhf==0.11.2 trl==1.16.0 verl==0.9.1
+	$(INSTALL) $(ORACLES)/bin/python --no-deps --target $(ORACLES)/for_bridge transformers==5.23.0
 	$(ORACLES)/bin/python -m pip download --quiet --no-deps --python-version 3.12 --only-binary=:all: \
 	  -d $(ORACLES)/wheels megatron-core==0.19.2 megatron-bridge==0.6.2 axolotl==0.21.0
 	for wheel in $(ORACLES)/wheels/{megatron_core-0.19.2,megatron_bridge-0.6.2,axolotl-0.21.0}*.whl; do \

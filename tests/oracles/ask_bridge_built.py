@@ -77,6 +77,8 @@ class Stand(MetaPathFinder, Loader):
 
 
 def import_bridge_built() -> None:
+    # transformers 5.24 lacks modeling_attn_mask_utils, which Megatron-Bridge 0.6.2 imports.
+    sys.path.insert(0, str(Path(sys.prefix) / "for_bridge"))
     importlib.import_module("ask_built").import_megatron_built()
     importlib.import_module("ask").pretend_gpu(9)
     sys.meta_path.append(Stand(_ABSENT))
