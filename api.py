@@ -1228,8 +1228,7 @@ def _amount(kind: Literal["bytes", "seconds", "rate"], value: Amount, where: str
     """An amount as a number."""
     from meshwright.planner.calculators import formulas
 
-    read: Callable[[str, str], float] = getattr(formulas, f"read_{kind}")
-    return read(value, where) if isinstance(value, str) else float(value)
+    return formulas.AMOUNT_READERS[kind](value, where) if isinstance(value, str) else float(value)
 
 
 def _amount_given(

@@ -113,7 +113,7 @@ class NumberList(click.ParamType[tuple[float, ...]]):
 class Amount(click.ParamType[float]):
     """Bytes, seconds or a rate as people write them, such as `1GiB`, `1.5us` and `400Gb/s`.
 
-    `name` says which of them: what comes behind `read_` in `planner.calculators.formulas`.
+    `name` says which of them, as `planner.calculators.formulas.AMOUNT_READERS` calls it.
     """
 
     def __init__(self, name: str) -> None:
@@ -125,8 +125,9 @@ class Amount(click.ParamType[float]):
         """The amount in bytes, seconds or bytes a second; InputError says what is allowed."""
         from meshwright.planner.calculators import formulas
 
-        read: Callable[[str, str], float] = getattr(formulas, f"read_{self.name}")
-        return read(str(value), "" if param is None else param.opts[0])
+        return formulas.AMOUNT_READERS[self.name](
+            str(value), "" if param is None else param.opts[0]
+        )
 
 
 class NamedPath(click.Path):

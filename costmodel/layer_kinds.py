@@ -1141,7 +1141,7 @@ def _collectives_s(c: Context, number: _Collectives) -> Floats:
 def _host_excess_s(
     device_s: Floats, host_s: Floats, power: float, *, in_turn: bool = False
 ) -> Floats:
-    """What the p-norm of device and host takes longer than the device: all of the host's time `in_turn`."""
+    """What both take longer than the device alone: by their p-norm, or all of the host's time `in_turn`."""
     if in_turn:
         return host_s
     larger, smaller = np.maximum(device_s, host_s), np.minimum(device_s, host_s)

@@ -122,7 +122,8 @@ class FrameworkConstants:
     fill_exposed: bool
     """Whether transfers of virtual stages are hidden in the steady phase alone, not in fill and drain."""
     launch_blocking_s: float
-    """Of a layer and pass under CUDA_LAUNCH_BLOCKING=1, beside launches that nothing hides."""
+    """By how much a pass of a layer is longer under CUDA_LAUNCH_BLOCKING=1, on top of the host's launches,
+    which nothing hides then."""
     gradient_bytes: float
     """Bytes of a gradient element when it is reduced."""
     weight_gradient_bytes: float
@@ -150,7 +151,8 @@ class FrameworkConstants:
     gathers_each_micro_batch: bool
     """Whether parameters of ZeRO 2 are gathered for each micro-batch, and in a pipeline once a step."""
     copies_shards: bool
-    """Whether sharded parameters are copied out of what was gathered, and gradients into what is reduced."""
+    """Whether sharded parameters are copied out of what was gathered, gradients into what is reduced, and
+    those of micro-batches that are not reduced added to a whole sum."""
     fused_norm: bool
     """Whether each norm is one kernel, also where other operators are not."""
     whole_logits: bool

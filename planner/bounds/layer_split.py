@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, floor, inf
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from meshwright.costmodel.workload import Workload
 # first virtual stages of the ranks.
 
 
+Seconds = TypeVar("Seconds", float, NDArray[np.float64])
 ALL_LAYERS = 1_000_000
 """`recompute_layers` that means every layer."""
 
@@ -171,11 +172,12 @@ class SplitCosts:
 
     def time_s(self, rank_times: list[float]) -> float:
         """The part of a step that the pipeline decides."""
-        slowest = max(rank_times)
-        return (
-            self.num_micro_batches * slowest
-            + self.bubble_share * (sum(rank_times) - slowest) / self.vpp
-        )
+        return self.pipeline_s(max(rank_times), sum(rank_times))
+
+    def pipeline_s(self, slowest_s: Seconds, work_s: Seconds) -> Seconds:
+        """The same by the seconds of the slowest rank and of all ranks, for a micro-batch."""
+        bubble_s = self.bubble_share * (work_s - slowest_s) / self.vpp
+        return self.num_micro_batches * slowest_s + bubble_s
 
     def stages_s(self, stages: tuple[tuple[int, ...], ...]) -> float:
         """The same for ranks in step, from the layers of every [rank][virtual stage]."""
@@ -633,9 +635,7 @@ class _Ranks:
 
     def _pipeline_s(self, slowest_s: float, recomputed_leading: int) -> float:
         """Seconds of the pipeline whose slowest rank takes so long for a micro-batch."""
-        filled = self.costs.bubble_share / self.costs.vpp
-        weight = self.costs.num_micro_batches - filled
-        return weight * slowest_s + self._total_s(recomputed_leading) * filled
+        return self.costs.pipeline_s(slowest_s, self._total_s(recomputed_leading))
 
     def _pareto(self, low: int, recomputed_leading: int, limit_s: float) -> Iterator[Split]:
         """Splits that no other one within the limit beats in seconds, load and experts."""
@@ -808,10 +808,6 @@ class Parts(NamedTuple):
     """Layers with experts, or parameters of theirs."""
     may_be: NDArray[np.bool_]
     """Whether there is such a part, and memory holds it."""
-
-    def no_longer_than(self, limit_s: float) -> Parts:
-        """Those that take no longer."""
-        return self._replace(may_be=self.may_be & (self.seconds <= limit_s))
 
     def turned(self) -> Parts:
         """By their end and their begin."""
@@ -1047,7 +1043,7 @@ class _OrderedRanks(_Ranks):
         """Of partitions [n, pp + 1] within the limit on the pipeline those that no other one beats, whatever
         traffic their work hides, fastest first.
         """
-        each = [[column[part] for column in table[1:3]] for table, part in self._by_rank(cuts)]
+        each = [(table.load[part], table.experts[part]) for table, part in self._by_rank(cuts)]
         loads, experts = (np.max(column, axis=0) for column in zip(*each, strict=True))
         seconds, work_s = self._pipelines_s(cuts)
         # What is exposed differs by no more than what the difference of the work may hide.
@@ -1065,9 +1061,8 @@ class _OrderedRanks(_Ranks):
     def _pipelines_s(self, cuts: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
         """What the pipeline takes for partitions [n, pp + 1], and all their ranks for a micro-batch, [n]."""
         works_s = np.array([table.seconds[part] for table, part in self._by_rank(cuts)])
-        slowest_s, work_s = works_s.max(axis=0), works_s.sum(axis=0)
-        filled = self.costs.bubble_share / self.costs.vpp
-        return (self.costs.num_micro_batches - filled) * slowest_s + filled * work_s, work_s
+        work_s = works_s.sum(axis=0)
+        return self.costs.pipeline_s(works_s.max(axis=0), work_s), work_s
 
     def _listed(self, limit_s: float) -> NDArray[np.int64] | None:
         """Every partition of parts that take no longer each, [n, pp + 1]; None where these are many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from math import floor, log
 from typing import Any
 
@@ -190,3 +191,11 @@ def read_rate(text: str, where: str) -> float:
         where=where,
         value=text,
     )
+
+
+AMOUNT_READERS: Mapping[str, Callable[[str, str], float]] = {
+    "bytes": read_bytes,
+    "seconds": read_seconds,
+    "rate": read_rate,
+}
+"""Of each kind of amount: (text, where it stands) -> the number."""

@@ -862,10 +862,7 @@ class MappedPricing(CostModelPricing):
                 priced = pricing.exact(layout, one, plan.step_time_s)
                 if priced is None and pricing.undecided_s >= plan.step_time_s:
                     continue
-            own = replace(
-                profiles.placement,
-                **{name: np.asarray(m)[row] for name, m in vars(profiles.placement).items()},
-            )
+            own = profiles.rows(np.asarray(row))
             if priced is not None:
                 priced = replace(priced, matrix={}, stage_ep=_of_stages(own))
             ways.append(Way(own, profiles.needs[row], float(bound_s[row]), priced))

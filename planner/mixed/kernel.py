@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations, pairwise, product
 from math import inf
 from typing import NamedTuple
@@ -56,36 +56,9 @@ from meshwright.planner.bounds.layer_split import (
 from meshwright.planner.bounds.mappings import divisors_suffice
 from meshwright.planner.bounds.paces import MemoryFit, host_limit_gib
 
-# The dense layers at the front of a mixture-of-experts model lie on the first ranks, as the model's order has
-# it: all but the last of the ranks that have some hold nothing else. Which ranks hold how many is one of
-# `leading_patterns`.
-
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-Pattern = tuple[int, ...]
-"""Leading dense layers of each of the first ranks, 1 or more; empty without any."""
-
-
-@cache
-def leading_patterns(leading: int, ranks: int) -> tuple[Pattern, ...]:
-    """Every way in which the first ranks may hold the leading dense layers, those on fewest ranks first.
-
-    Parameters
-    ----------
-    leading
-        Such layers, at least 0.
-    ranks
-        Of the pipeline, at least 1.
-    """
-    if not leading:
-        return ((),)
-    patterns: list[Pattern] = [(leading,)]
-    if ranks > 1:
-        for own in range(1, leading):
-            patterns += [(own, *rest) for rest in leading_patterns(leading - own, ranks - 1)]
-    return tuple(sorted(patterns, key=len))
 
 
 class Rooms(NamedTuple):
@@ -556,17 +529,21 @@ class PartCosts:
     def _layer_costs(self) -> LayerCosts:
         return costs_of_times(self.placed.context, self.placed.times)
 
+    @cached_property
+    def _unlike(self) -> list[tuple[float, float]]:
+        """Seconds of each kind of unlike layers, and of recomputing one; empty where layers are alike."""
+        return [
+            (float(np.asarray(kind.seconds)), float(np.asarray(kind.recompute_s)))
+            for kind in self.placed.times.unlike
+        ]
+
     def _fit(self, amount: int) -> MemoryFit:
         return MemoryFit(self.placed.workload, replace(self.placed.layout, recompute_layers=amount))
 
     def costs(self, amount: int) -> SplitCosts:
         """With so many layers of each rank recomputed in full."""
         if amount not in self._costs:
-            unlike = [
-                (float(np.asarray(kind.seconds)), float(np.asarray(kind.recompute_s)))
-                for kind in self.placed.times.unlike
-            ]
-            self._costs[amount] = self._fit(amount).split_costs(self._layer_costs, unlike)
+            self._costs[amount] = self._fit(amount).split_costs(self._layer_costs, self._unlike)
         return self._costs[amount]
 
     def _in_sequence(self, amount: int) -> tuple[SplitCosts, SplitCosts]:
@@ -586,12 +563,8 @@ class PartCosts:
             each = (backward_s[0],) * leading + (backward_s[-1],) * main
             costs = replace(costs, order=order, backward=BackwardSeconds(first_s, last_s, each))
         else:
-            unlike = [
-                (float(np.asarray(kind.seconds)), float(np.asarray(kind.recompute_s)))
-                for kind in times.unlike
-            ]
             ends = BackwardSeconds(first_s, last_s, tuple(backward_s))
-            costs = self._fit(amount).split_costs(self._layer_costs, unlike, ends)
+            costs = self._fit(amount).split_costs(self._layer_costs, self._unlike, ends)
         return costs, of_backward(costs)
 
     def in_order(self, amount: int, way: int, ranks: range) -> list[RankParts]:

@@ -48,10 +48,8 @@ from meshwright.planner.mixed.kernel import (
     Composition,
     MixedKernel,
     PartCosts,
-    Pattern,
     borders_of,
     gains_by_grouping,
-    leading_patterns,
 )
 from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.search.model import Candidates
@@ -59,6 +57,8 @@ from meshwright.planner.search.space import Space, space_of
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Pattern = tuple[int, ...]
+"""Leading dense layers of each of the first ranks, 1 or more; empty without any."""
 
 # Bounds on steps on a mixed cluster, for many layouts with pipeline ranks on each part.
 #
@@ -103,6 +103,31 @@ class _Ranks(NamedTuple):
     rows: IntArray
     part: IntArray
     is_used: NDArray[np.bool_]
+
+
+# The dense layers at the front of a mixture-of-experts model lie on the first ranks, as the model's order has
+# it: all but the last of the ranks that have some hold nothing else. Which ranks hold how many is one of
+# `leading_patterns`.
+
+
+@cache
+def leading_patterns(leading: int, ranks: int) -> tuple[Pattern, ...]:
+    """Every way in which the first ranks may hold the leading dense layers, those on fewest ranks first.
+
+    Parameters
+    ----------
+    leading
+        Such layers, at least 0.
+    ranks
+        Of the pipeline, at least 1.
+    """
+    if not leading:
+        return ((),)
+    patterns: list[Pattern] = [(leading,)]
+    if ranks > 1:
+        for own in range(1, leading):
+            patterns += [(own, *rest) for rest in leading_patterns(leading - own, ranks - 1)]
+    return tuple(sorted(patterns, key=len))
 
 
 class RowBounds:

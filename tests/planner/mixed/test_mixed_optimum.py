@@ -37,8 +37,14 @@ from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.planner.bounds.mappings import packed_context, shared_times
 from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
-from meshwright.planner.mixed.kernel import MixedKernel, leading_patterns
-from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, RowBounds, promising_rows
+from meshwright.planner.mixed.kernel import MixedKernel
+from meshwright.planner.mixed.promising import (
+    KernelMaker,
+    PromisingRow,
+    RowBounds,
+    leading_patterns,
+    promising_rows,
+)
 from meshwright.planner.mixed.service import MixedSearch, through_parts
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
