@@ -363,10 +363,12 @@ def in_digits(message: str, name: str = "") -> str:
 
     Examples
     --------
-    >>> in_digits("'2h' is not a valid float range.", "time_limit")
+    >>> in_digits("'2h' is not a valid float range.", "time_limit_s")
     "'2h' is not a number: write 7200, in seconds."
     >>> in_digits("'8xH100' is not a valid integer.", "gpus")
     "'8xH100' is not a whole number: write 8, and the kind of GPU in --cluster."
+    >>> in_digits("'1M' is not a valid float.", "tokens_per_s")
+    "'1M' is not a number: write 1e6."
     >>> in_digits("'15T' is not a valid float range.")
     "'15T' is not a number: write 15e12."
     >>> in_digits("'4k' is not a valid integer.")
@@ -399,7 +401,7 @@ def _instead_of(message: str, name: str, *, is_whole: bool) -> str | None:
 
 def _without_unit(typed: re.Match[str], name: str, *, is_whole: bool) -> str:
     digits, unit = str(typed["digits"]), str(typed["unit"])
-    if name == "time_limit" or name.endswith("_s"):
+    if name.endswith("_s") and not name.endswith("_per_s"):
         seconds = _SECONDS.get(unit.lower())
         in_seconds = f"{float(digits) * seconds:g}, in seconds" if seconds else ""
         return in_seconds or "seconds, in digits alone"
