@@ -364,6 +364,7 @@ def _count_free_gpus(fields: dict[str, object], where: str) -> None:
 
 
 MOST_PIPELINE_PARTS = 3
+MOST_PARTS = 8
 
 
 class PartSpec(ClosedDocument):
@@ -392,17 +393,16 @@ class MixedClusterSpec(ClosedDocument):
     """Parts of a cluster: pools of GPUs side by side, through some of which one pipeline may run."""
 
     name: Annotated[str, Field(max_length=200)] = "mixed"
-    parts: Annotated[tuple[PartSpec, ...], Field(min_length=2, max_length=8)]
+    parts: Annotated[tuple[PartSpec, ...], Field(min_length=2, max_length=MOST_PARTS)]
     between_gbps_per_gpu: Annotated[float, Field(ge=0.01, le=1e6)] | None = None
     """Gigabit per second and direction that a GPU may send to another part; the slower NIC's when absent."""
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> Self:
         names = [self.name_of(index) for index in range(len(self.parts))]
-        if len(set(names)) < len(names):
-            raise ValueError(
-                f"parts: two are called {names[0]!r} or alike; give each a name of its own"
-            )
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"parts: two are called {name!r}; give each a name of its own")
         hosts: set[str] = set()
         for part in self.parts:
             node_names = {node.name for node in part.cluster.nodes}
@@ -543,7 +543,8 @@ def read_mixed_cluster(path: str | PathLike[str]) -> MixedClusterSpec:
         raise InputError("must be a list of parts", where=f"{path}: parts", value=parts)
     data["parts"] = [
         _part(part, Path(path).parent, f"{path}: parts[{index}]")
-        for index, part in enumerate(parts[:8])
+        # One too many is enough for the refusal.
+        for index, part in enumerate(parts[: MOST_PARTS + 1])
     ]
     return validated(MixedClusterSpec, data, str(path))
 
@@ -566,4 +567,8 @@ def _part(part: object, folder: Path, where: str) -> object:
         raise InputError(
             "give a catalog name, a file, or a mapping", where=f"{where}.cluster", value=cluster
         )
-    return {"gpus": spec.gpus, **part, "cluster": spec}
+    stated = {name: value for name, value in part.items() if value is not None}
+    if spec.elastic and "gpus" not in stated:
+        what = f"this field is required and missing: {spec.name!r} is a kind of node, in any number"
+        raise InputError(what, where=f"{where}.gpus")
+    return {"gpus": spec.gpus, **stated, "cluster": spec}

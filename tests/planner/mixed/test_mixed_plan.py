@@ -196,7 +196,15 @@ def test_what_is_claimed_holds_whenever_the_time_ends(tmp_path: Path) -> None:
         ({"parts": [part("dgx-h100")]}, "parts"),
         ({"parts": [part("dgx-h100"), part("nowhere")]}, "nowhere"),
         ({"parts": [part("dgx-h100", 12), part("dgx-a100")]}, "whole number"),
-        ({"parts": [part("dgx-h100"), part("dgx-h100")]}, "a name of its own"),
+        (
+            {"parts": [part("dgx-h100"), part("dgx-a100"), part("dgx-a100")]},
+            "'dgx-a100'; give each a name of its own",
+        ),
+        ({"parts": [part("dgx-h100"), {"cluster": "dgx-a100"}]}, r"parts\[1\].gpus: .* missing"),
+        (
+            {"parts": [part("dgx-h100") | {"name": str(each)} for each in range(9)]},
+            "at most 8 entries",
+        ),
         ({"parts": []}, "parts: must have at least 2 entries"),
         ({"parts": [{"base": "dgx-h100"}, part("dgx-a100")]}, "missing.*there is base"),
         ({"parts": [part(7), part("dgx-h100")]}, "catalog name"),
