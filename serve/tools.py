@@ -231,9 +231,10 @@ class PlannerTools:
         if self._is_answer(plan):
             return self._ask(_answer_verify, {"plan": self._plan(plan)}, LONGEST_S)
         path = self._path(plan)
-        for each in (*path.glob("*"), *path.glob("*/*")):
+        folder = path if path.is_dir() else path.parent
+        for each in (*folder.glob("*"), *folder.glob("*/*")):
             # What `verify` reads beside the plan.
-            if not each.resolve().is_relative_to(path):
+            if not each.resolve().is_relative_to(folder):
                 raise InputError("is a link out of the plan's folder", where=each.name)
         return self._ask(_answer_verify, {"path": str(path)}, LONGEST_S)
 

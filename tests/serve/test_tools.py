@@ -162,8 +162,12 @@ def test_a_link_out_of_the_folder_is_no_file_of_it(tools: PlannerTools, folder: 
         tools.verify("link.yaml")
     (folder / "linked").mkdir()
     (folder / "linked" / "plan.yaml").symlink_to(folder.parent / "secret.yaml")
-    with pytest.raises(InputError, match="is a link out of the plan's folder"):
-        tools.verify("linked")
+    (folder / "beside").mkdir()
+    (folder / "beside" / "plan.yaml").write_text("status: optimal\n", "utf-8")
+    (folder / "beside" / "ranks.txt").symlink_to(folder.parent / "secret.yaml")
+    for name in ("linked", "beside", "beside/plan.yaml"):
+        with pytest.raises(InputError, match="is a link out of the plan's folder"):
+            tools.verify(name)
 
 
 def test_no_files_are_named_without_a_folder() -> None:
