@@ -237,10 +237,11 @@ class QuestionQueue:
             self._end(ticket, "done" if ticket.error is None else "failed")
 
     def _end(self, ticket: Ticket, state: State) -> None:
-        """Notes how a question ended, and forgets the oldest answers."""
+        """Notes how a question ended, and forgets the oldest answers, never this one."""
         ticket.state, ticket.task, ticket.ended_s = state, None, time.monotonic()
         ticket.ended.set_result(None)
-        done = [each for each in self._tickets.values() if each.task is None]
+        over = (each for each in self._tickets.values() if each.ended_s is not None)
+        done = sorted(over, key=lambda each: each.ended_s or 0.0)
         characters = sum(sum(map(len, each.texts.values())) for each in done)
         for each in done[:-1]:
             if len(done) <= self.limits.kept and characters <= self.limits.kept_characters:

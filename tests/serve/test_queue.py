@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -124,6 +125,16 @@ def test_old_answers_are_forgotten(limits: dict[str, int]) -> None:
             with pytest.raises(InputError, match="no such question"):
                 opened.ticket(ticket.name)
         assert opened.ticket(tickets[4].name).texts == {"number.txt": "4"}
+
+
+def test_an_answer_that_took_long_is_not_the_first_to_be_forgotten() -> None:
+    opened = QuestionQueue.__new__(QuestionQueue)
+    tickets = [Ticket(name=f"q{number}", task=nothing, limit_s=1.0) for number in range(4)]
+    opened.limits = PageLimits(kept=2)
+    opened._tickets = OrderedDict((ticket.name, ticket) for ticket in tickets)
+    for ticket in (*tickets[1:], tickets[0]):
+        opened._end(ticket, "done")
+    assert list(opened._tickets) == ["q0", "q3"]
 
 
 @pytest.mark.slow
