@@ -66,6 +66,8 @@ class PlanQuestion(JobDoc):
     name: None = None
     calibration: None = None
     """A file of this machine, which a page cannot name."""
+    nodes: tuple[str, ...] | None = None
+    """By name: a text may be that of a file."""
     time_limit: Annotated[float, Field(ge=1, le=LONGEST_S)] = USUAL_S
     top: Annotated[int, Field(ge=1, le=20)] = 5
     lora_targets: Annotated[str, Field(max_length=400)] | None = None

@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+import meshwright
 from meshwright import api
-from meshwright.documents import finite, json_text, parse_mapping, program_version, read_text
+from meshwright.documents import finite, json_text, parse_mapping, read_text
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError, message_of
 from meshwright.model_specs.adapters import AdapterMethod
 from meshwright.planner.analysis.neighbours import neighbours, single_choices
@@ -267,7 +268,8 @@ class PlannerTools:
                         where=kind,
                         value=value,
                     )
-        return json.dumps({"runs": [self._with_files(row) for row in rows]})
+        beside = {name: value for name, value in document.items() if "runs" in document}
+        return json.dumps(beside | {"runs": [self._with_files(row) for row in rows]})
 
     def _with_files(self, row: Any) -> Any:
         """A run with the files that names stand for."""
@@ -361,9 +363,8 @@ def tool_server(tools: PlannerTools) -> Any:
 
         return answer
 
-    server = server_class(
-        "meshwright", instructions=_ABOUT, version=program_version(), log_level="ERROR"
-    )
+    version = meshwright.__version__
+    server = server_class("meshwright", instructions=_ABOUT, version=version, log_level="ERROR")
     for name in TOOLS:
         server.add_tool(told(getattr(tools, name)))
     return server

@@ -231,6 +231,7 @@ def test_own_files_are_offered_by_their_names(client: Client, own_model: Path) -
         ({"seq_len": "long"}, "seq_len", None),
         ({"time_limit": 61}, "time_limit: must be at most 60.0, got 61", None),
         ({"calibration": "/etc/passwd"}, "calibration", None),
+        ({"nodes": "/etc/passwd"}, "nodes: must be a list", None),
         ({"gpu": 8}, "gpu: ", None),
         ({"kind": "nope"}, "kind: not a value of this field, got 'nope'; allowed: pretrain", None),
     ],

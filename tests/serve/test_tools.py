@@ -29,7 +29,7 @@ from meshwright.planner.report.view import (
 from meshwright.serve import answers
 from meshwright.serve.answers import Offer
 from meshwright.serve.queue import PageLimits, QuestionQueue
-from meshwright.serve.tools import MOST_BYTES, MOST_RUNS, TOOLS, PlannerTools
+from meshwright.serve.tools import MOST_BYTES, MOST_RUNS, TOOLS, PlannerTools, tool_server
 
 QUESTION: dict[str, Any] = {
     "model": "llama-3-8b",
@@ -136,6 +136,7 @@ def test_runs_are_priced_and_compared_with_what_was_measured(
         (lambda tools: tools.estimate({**RUN, "model": "/etc/passwd"}), "not a model of the catalog"),
         (lambda tools: tools.estimate({**RUN, "cluster": "runs.yaml"}), "not a cluster of the catalog"),
         (lambda tools: tools.estimate({"runs": []}), f"1 to {MOST_RUNS} runs"),
+        (lambda tools: tools.estimate({"runs": [RUN], "model": "gpt2-xl"}), "unknown field beside runs"),
         (lambda tools: tools.estimate({"runs": [RUN] * (MOST_RUNS + 1)}), f"1 to {MOST_RUNS} runs"),
         (lambda tools: tools.estimate({**RUN, "note": "x" * MOST_BYTES}), "larger than"),
         (lambda tools: tools.estimate({"runs": [3]}), "run"),
@@ -184,6 +185,24 @@ def test_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
     done = CliRunner().invoke(main, ["mcp"])
     assert done.exit_code == 2
     assert "pip install 'meshwright[mcp]'" in done.output
+
+
+def test_the_server_has_the_name_and_the_version_of_the_program(
+    tools: PlannerTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {}
+
+    class Server:
+        def __init__(self, name: str, **settings: Any) -> None:
+            told.update(name=name, **settings)
+
+        def add_tool(self, tool: Callable[..., Any]) -> None:
+            told.setdefault("tools", []).append(tool.__name__)
+
+    monkeypatch.setattr("meshwright.serve.tools._library", lambda: (Server, RuntimeError))
+    tool_server(tools)
+    assert (told["name"], told["version"]) == ("meshwright", meshwright.__version__)
+    assert told["tools"] == list(TOOLS)
 
 
 def test_a_folder_that_is_none_is_refused() -> None:
