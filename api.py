@@ -16,12 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from meshwright.documents import path_of, write_files
-from meshwright.errors import InfeasibleError, InputError, known_keywords, refuse_unknown
+from meshwright.errors import (
+    InfeasibleError,
+    InputError,
+    given_path,
+    known_keywords,
+    refuse_unknown,
+    require_number,
+)
 from meshwright.planner.request.options import FilePath, PlanOptions, TrainingOptions, takes
 
 if TYPE_CHECKING:
@@ -138,7 +146,7 @@ def plan_batch(
 def recommend(
     model: str,
     *,
-    cluster: str | Sequence[str],
+    cluster: FilePath | Sequence[FilePath],
     gpus: int | None = None,
     global_batch: int,
     seq_len: int,
@@ -199,9 +207,12 @@ def recommend(
     from meshwright.planner.many.jobs import chosen_folder
     from meshwright.planner.many.recommend import SizeRequest, plan_sizes
 
+    several = cluster if isinstance(cluster, list | tuple) else (cluster,)
+    if not several:
+        raise InputError("needs one, or several to compare", where="cluster")
     request = SizeRequest(
         model=model,
-        clusters=(cluster,) if isinstance(cluster, str) else tuple(cluster),
+        clusters=tuple(given_path(each, "cluster") for each in several),
         most_gpus=gpus,
         step_time_s=step_time_s,
         tokens_per_s=tokens_per_s,
@@ -315,8 +326,8 @@ def plan(
     seed
         Seed of the solver, 0 (by default) to 2,147,483,647. The same arguments give the same plan.
     nodes
-        Slurm host list, or a file of them: only these nodes of the cluster file are used. When None, those
-        of the Slurm job that this runs in, if the cluster lists them.
+        Slurm host list, a file of them, or names: only these nodes of the cluster file are used. When None,
+        those of the Slurm job that this runs in, if the cluster lists them.
     train, lora_rank, lora_targets
         What is trained: full (by default) for every parameter, lora for adapters beside frozen weights, qlora
         for the same beside weights of 4 bits; the width of the adapters, 1 to 8192, 16 when None; and the
@@ -628,6 +639,7 @@ def place_experts(
 # The public function that plans on a cluster whose parts differ.
 
 
+@known_keywords
 @takes(PlanOptions)
 def plan_mixed(
     model: str | PathLike[str] | ModelSpec,
@@ -1093,6 +1105,8 @@ def verify_plans(*plans: FilePath) -> Audits:
     """
     from meshwright.planner.audit import audit_plans
 
+    if not plans:
+        raise InputError("give plans, or folders below which plans lie", where="plans")
     return audit_plans([path_of(plan, "plans") for plan in plans])
 
 
@@ -1117,9 +1131,12 @@ def model(model: FilePath | ModelSpec, *, seq_len: int = 4096) -> dict[str, Any]
     InputError
         If the model cannot be read.
     """
+    from meshwright.costmodel.lengths import LONGEST
     from meshwright.model_specs.reader import read_model
     from meshwright.planner.report.catalog_view import model_document
 
+    if not 1 <= seq_len <= LONGEST:
+        raise InputError(f"must be from 1 to {LONGEST}", where="seq_len", value=seq_len)
     return model_document(read_model(model), seq_len)
 
 
@@ -1225,10 +1242,16 @@ Amount = float | str
 
 
 def _amount(kind: Literal["bytes", "seconds", "rate"], value: Amount, where: str) -> float:
-    """An amount as a number."""
+    """An amount as a number: of bytes and of a rate above 0, of seconds at least 0."""
     from meshwright.planner.calculators import formulas
 
-    return formulas.AMOUNT_READERS[kind](value, where) if isinstance(value, str) else float(value)
+    if isinstance(value, str):
+        return formulas.AMOUNT_READERS[kind](value, where)
+    require_number(where, value)
+    if not (isfinite(value) and value >= 0) or (value == 0 and kind != "seconds"):
+        what = "must be at least 0" if kind == "seconds" else "must be above 0"
+        raise InputError(what, where=where, value=value)
+    return float(value)
 
 
 def _amount_given(
@@ -1308,6 +1331,8 @@ def collective(
         return documents.fitted_document(documents.log_text(path_of(log, "log")))
     if operation is None or size is None or ranks is None:
         raise InputError("give --op, --bytes and --ranks; or --from with a log of nccl-tests")
+    if not 1.1 <= factor <= 1024:
+        raise InputError("must be from 1.1 to 1024", where="factor", value=factor)
     sizes_bytes = sizes_between(
         _amount("bytes", size, "size"), _amount_given("bytes", end, "end"), factor
     )
@@ -1568,6 +1593,8 @@ def overlap(
     from meshwright.planner.calculators import volumes as documents
 
     document: dict[str, Any] = {}
+    if passes not in (1, 2):
+        raise InputError("must be 1 or 2", where="passes", value=passes)
     beside_s = _amount_given("seconds", compute_s, "compute_s")
     moved_s, rate = _amount_given("seconds", comm_s, "comm_s"), _amount_given("rate", beta, "beta")
     if plan is not None:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from functools import wraps
 from inspect import Parameter, signature
 from itertools import islice
-from numbers import Integral
+from numbers import Integral, Real
 from os import PathLike
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
@@ -138,8 +138,32 @@ def given_path(value: object, where: str) -> str:
     return text
 
 
+def require_number(name: str, value: object) -> None:
+    """Raises InputError for what is no real number; True is none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError("is not a number", where=name, value=value)
+
+
+def _require_texts(name: str, value: object) -> None:
+    """Raises InputError for what is neither a text nor several."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Iterable) or (
+        isinstance(texts, Collection) and not all(isinstance(text, str) for text in texts)
+    ):
+        raise InputError("must be a text, or several", where=name, value=value)
+
+
+_CHECKS: dict[str, Callable[[str, object], None]] = {
+    "int": require_whole,
+    "float": require_number,
+    "Iterable[str] | str": _require_texts,
+    "Collection[str] | str": _require_texts,
+}
+"""By what annotations say of a value, beside None."""
+
+
 def known_keywords(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """A function that says of a misspelt keyword what it may have meant, as every other input is refused.
+    """A function that refuses keywords and values of a wrong type in words, as every other input.
 
     Parameters
     ----------
@@ -149,15 +173,21 @@ def known_keywords(function: Callable[Arguments, Result]) -> Callable[Arguments,
     Returns
     -------
     callable
-        The same, which raises InputError for a keyword that is no parameter.
+        The same, which raises InputError for a keyword that is no parameter, with what it may have meant, and
+        for numbers and texts that are none.
     """
     several = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     own = signature(function).parameters.values()
-    parameters = [each.name for each in own if each.kind not in several]
+    types = {each.name: str(each.annotation) for each in own if each.kind not in several}
+    in_turn = [each.name for each in own if each.kind == Parameter.POSITIONAL_OR_KEYWORD]
 
     @wraps(function)
     def checked(*args: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        refuse_unknown(keywords, parameters, where=function.__name__)
+        refuse_unknown(keywords, types, where=function.__name__)
+        for name, value in (*zip(in_turn, args, strict=False), *keywords.items()):
+            check = _CHECKS.get(types[name].removesuffix(" | None"))
+            if check and not (value is None and types[name].endswith(" | None")):
+                check(name, value)
         return function(*args, **keywords)
 
     return checked

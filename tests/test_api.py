@@ -121,8 +121,12 @@ def test_every_argument_reaches_the_request(
         raise ReachedError(arguments)
 
     monkeypatch.setattr(f"meshwright.{reader}", reached)
-    names = [name for name in inspect.signature(function).parameters if name not in beside]
-    values: dict[str, Any] = {name: f"value of {name}" for name in names} | {"time_limit_s": 5.0}
+    parameters = inspect.signature(function).parameters
+    names = [name for name in parameters if name not in beside]
+    values: dict[str, Any] = {}
+    for number, name in enumerate(names, start=5):
+        is_number = str(parameters[name].annotation).startswith(("int", "float"))
+        values[name] = number if is_number else f"value of {name}"
     with pytest.raises(ReachedError) as handed:
         function(values["model"], **{name: values[name] for name in names if name != "model"})
     (arguments,) = handed.value.args
@@ -187,6 +191,12 @@ def test_the_page_of_examples_runs(
         ({"seq_len": 4096.5}, "seq_len: is not a whole number"),
         ({"reserve_gib": "2"}, "reserve_gib: is not a number, got '2'"),
         ({"pin": ["tp=2"]}, "pin: must be a text such as tp=8,pp=4, or a mapping"),
+        ({"forbid": 5}, "forbid: must be a text, or several, got 5"),
+        ({"without": [1]}, "without: must be a text, or several, got a list of 1 items"),
+        ({"nodes": [1]}, "nodes: must be a text, or several"),
+        ({"train": "lora", "lora_targets": [1]}, "lora_targets: must be a text, or several"),
+        ({"time_limit_s": "1"}, "time_limit_s: is not a number, got '1'"),
+        ({"tokens": "1e9"}, "tokens: is not a number, got '1e9'"),
     ],
 )
 def test_values_of_a_wrong_type_are_refused_in_words(changes: dict[str, Any], words: str) -> None:
@@ -387,6 +397,49 @@ def test_a_function_answers_what_its_command_prints(line: str, call: Callable[[]
 def test_a_question_that_is_none_is_an_input_error(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(meshwright.InputError, match=words):
         call()
+
+
+LINK: dict[str, Any] = {
+    "operation": "all-reduce",
+    "size": 1e6,
+    "ranks": 4,
+    "alpha": 1e-6,
+    "beta": 1e9,
+}
+SIZES: dict[str, Any] = {
+    "model": "gpt2-xl",
+    "cluster": "dgx-h100",
+    "global_batch": 8,
+    "seq_len": 512,
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "words"),
+    [
+        (meshwright.compress, {"size": 0, "ranks": 2, "beta": 1e9}, "size: must be above 0, got 0"),
+        (meshwright.compress, {"size": 1, "ranks": 2.5, "beta": 1e9}, "ranks: is not a whole number"),
+        (meshwright.collective, LINK | {"size": -1}, "size: must be above 0, got -1"),
+        (meshwright.collective, LINK | {"beta": float("nan")}, "beta: must be above 0, got nan"),
+        (meshwright.collective, LINK | {"beta": [1]}, "beta: is not a number"),
+        (meshwright.collective, LINK | {"alpha": -1e-6}, "alpha: must be at least 0"),
+        (meshwright.collective, LINK | {"end": 1e9, "factor": 1.0}, "factor: must be from 1.1"),
+        (meshwright.overlap, {"size": 1e9, "beta": 1e9, "passes": 3}, "passes: must be 1 or 2, got 3"),
+        (meshwright.overlap, {"seq_len": 8, "width": 8, "element_bytes": -1.0}, "element-bytes: must be"),
+        (meshwright.pipeline, {"pp": 2.5, "micro_batches": 4}, "pp: is not a whole number"),
+        (meshwright.volumes, {"params": "7e9"}, "params: is not a number, got '7e9'"),
+        (meshwright.model, {"model": "gpt2-xl", "seq_len": 0}, "seq_len: must be from 1 to 16777216"),
+        (meshwright.verify_plans, {}, "plans: give plans, or folders"),
+        (meshwright.recommend, SIZES | {"cluster": []}, "cluster: needs one"),
+        (meshwright.recommend, SIZES | {"cluster": [3]}, "cluster: must be a name or a path"),
+        (meshwright.plan_mixed, SIZES | {"sequence": 512}, "plan_mixed: is no argument, got 'sequence'"),
+    ],
+)  # fmt: skip
+def test_amounts_and_numbers_that_are_none_are_refused(
+    function: Callable[..., Any], arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(meshwright.InputError, match=words):
+        function(**arguments)
 
 
 @pytest.fixture(scope="module")

@@ -274,6 +274,8 @@ def ring_attention_document(
     """
     if min(seq_len, ranks, width) < 1:
         raise InputError("must be at least 1", where="--seq-len, --cp, --width")
+    if not element_bytes > 0:
+        raise InputError("must be above 0", where="--element-bytes", value=element_bytes)
     buffer_bytes = float(textbook.ring_attention_buffer_bytes(seq_len, ranks, width, element_bytes))
     sent_s = 0.0 if bytes_per_s is None else (ranks - 1) * buffer_bytes / bytes_per_s
     last_s = compute_s / ranks

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import Parameter, signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
@@ -74,7 +74,7 @@ class PlanOptions(TrainingOptions, total=False):
     top: int
     time_limit_s: float | None
     seed: int
-    nodes: str | None
+    nodes: Collection[str] | str | None
     image_tokens: int
     images_per_sequence: int | None
     freeze_encoder: bool

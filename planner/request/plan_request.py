@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
@@ -41,6 +40,7 @@ from meshwright.errors import (
     listed,
     near_miss,
     refuse_unknown,
+    require_number,
     require_whole,
     shown,
 )
@@ -706,8 +706,7 @@ def _pin(name: str, value: int | str) -> int | str:
 
 
 def _within(name: str, value: object, low: float, high: float, meaning: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError("is not a number", where=name, value=value)
+    require_number(name, value)
     if not low <= cast("float", value) <= high:
         raise InputError(
             f"{name}: {shown(value)} is out of range ({meaning}); allowed: {_plain(low)} to {_plain(high)}"
