@@ -289,14 +289,27 @@ def _listed(
 ) -> Iterator[tuple[int, dict[Key, Uplink]]]:
     """Tiers inside the outermost whose blocks are listed leaves or pods, and these."""
     links = uplinks(cluster)
-    leaf_tier = _leaf_tier(cluster, len(tiers))
-    for k, blocks in ((leaf_tier, links.leaves), (leaf_tier + 1, links.pods)):
+    leaf = leaf_tier(cluster, len(tiers))
+    for k, blocks in ((leaf, links.leaves), (leaf + 1, links.pods)):
         if blocks and 0 <= k < len(tiers) - 1:
             yield k, blocks
 
 
-def _leaf_tier(cluster: ClusterSpec, tiers: int) -> int:
-    """Which of so many tiers the listed leaves are blocks of; one joins the domains where no levels are."""
+def leaf_tier(cluster: ClusterSpec, tiers: int) -> int:
+    """Which of a cluster's tiers the listed leaves are blocks of; one joins the domains where no levels are.
+
+    Parameters
+    ----------
+    cluster
+        With or without levels.
+    tiers
+        How many it has in all, those inside nodes included.
+
+    Returns
+    -------
+    int
+        From 0, the innermost. Pods are blocks of the next one.
+    """
     return tiers - max(len(cluster.levels), 1) + first_outside_a_leaf(cluster) - 1
 
 
@@ -566,7 +579,7 @@ def _blocks_at(cluster: ClusterSpec, level: str, places: NDArray[np.int64]) -> N
     full = full_levels(cluster)
     depth = full.names.index(level)
     listed = uplinks(cluster)
-    leaf = _leaf_tier(cluster, len(full.names))
+    leaf = leaf_tier(cluster, len(full.names))
     named = {leaf: listed.leaves, leaf + 1: listed.pods}.get(depth)
     if not named or depth == len(full.names) - 1:
         numbers = places[:, 0] * cluster.gpus_per_node + places[:, 1]

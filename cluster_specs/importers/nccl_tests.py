@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from meshwright.cluster_specs.allocation import FabricLevels, full_levels
+from meshwright.cluster_specs.allocation import FabricLevels, full_levels, leaf_tier
 from meshwright.cluster_specs.importers.facts import FileFacts, SourceText
 from meshwright.cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
 
@@ -207,12 +207,16 @@ def _members(source: SourceText, node: ClusterSpec, hosts: Counter[str]) -> list
         )
     places = {entry.name: (entry.leaf, entry.pod) for entry in node.nodes if entry.name in hosts}
     first = next(k for k, medium in enumerate(levels.media) if medium == node.nic_medium)
+    leaves = leaf_tier(node, len(levels.names))
     inside: list[int] = []
     for depth, block in enumerate(levels.blocks.tolist()):
+        listed = _in_block(hosts, places, depth - leaves)
         if depth == len(levels.names) - 1:
             members = gpus
+        elif listed is not None:
+            members = listed
         elif depth >= first:
-            members = _in_block(hosts, places, depth - first) or inside[-1]
+            members = inside[-1]
         else:
             members = min(block, per_host if block <= node.gpus_per_node else gpus)
         inside.append(members)
@@ -226,14 +230,15 @@ def _in_block(
 ) -> int | None:
     """GPUs in the fullest leaf (depth 0) or pod (depth 1); None where that of a host is not known."""
     if (
-        depth > 1
+        depth not in (0, 1)
         or set(places) != set(hosts)
         or any(place[depth] is None for place in places.values())
     ):
         return None
-    gpus_of_block: Counter[str | None] = Counter()
+    # Leaves of different pods may have one name.
+    gpus_of_block: Counter[tuple[str | None, ...]] = Counter()
     for host, count in hosts.items():
-        gpus_of_block[places[host][depth]] += count
+        gpus_of_block[places[host][depth:]] += count
     return max(gpus_of_block.values())
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.importers.document import FORMATS, ImportedCluster, import_topology
-from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.importers.facts import SourceText
+from meshwright.cluster_specs.importers.nccl_tests import read_nccl_log
+from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.costmodel.rates import constants_for, fabric_links
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
@@ -223,6 +226,53 @@ def test_hosts_that_the_cluster_lists_choose_the_level(tmp_path: Path) -> None:
         (entry,) = import_topology("nccl-tests", [path], str(base)).cluster.measured
         assert entry.level == level
         log = (DATA / "nccl-tests-a100-2-nodes.log").read_text(encoding="utf-8")
+
+
+LEAVES_IN_PODS: dict[str, Any] = {
+    "base": "dgx-a100-40gb",
+    "levels": [
+        {"name": "leaf", "gpus": 16},
+        {"name": "pod", "gpus": 32},
+        {"name": "core", "gpus": 64},
+    ],
+    "nodes": [
+        {"name": name, "leaf": leaf, "pod": pod}
+        for name, leaf, pod in (("a", "1", "x"), ("b", "1", "x"), ("c", "2", "x"), ("d", "1", "y"))
+    ],
+}
+RACKS: dict[str, Any] = {
+    "base": "gb200-nvl72",
+    "levels": [{"name": "pod", "gpus": 144}, {"name": "core", "gpus": 288}],
+    "nodes": [
+        {"name": f"{name}{tray}", "leaf": name, "pod": pod}
+        for name, pod in (("a", "x"), ("b", "x"), ("c", "y"))
+        for tray in range(18)
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hosts", "level"),
+    [
+        (LEAVES_IN_PODS, ("a", "b"), "leaf"),
+        (LEAVES_IN_PODS, ("a", "c"), "pod"),
+        (LEAVES_IN_PODS, ("a", "d"), "core"),
+        (RACKS, ("a0", "a1"), "nvlink"),
+        (RACKS, ("a0", "b0"), "pod"),
+        (RACKS, ("a0", "c0"), "core"),
+    ],
+)
+def test_listed_leaves_are_told_apart_by_pod_and_may_be_racks(
+    cluster: dict[str, Any], hosts: tuple[str, ...], level: str
+) -> None:
+    ranks = [(host, gpu) for host in hosts for gpu in range(4)]
+    lines = [f"#  Rank {n} Group 0 Pid 1 on {h} device {g} [0x1]" for n, (h, g) in enumerate(ranks)]
+    row = "8589934592 2147483648 float sum -1 1000 {} 50.0 0 1000 {} 50.0 0".replace(
+        "{}", f"{50 / 1.75}"
+    )
+    source = SourceText(name="all_reduce_perf.log", text="\n".join([*lines, row]))
+    (entry,) = read_nccl_log(source, cluster_from_mapping(cluster)).measured
+    assert entry.level == level
 
 
 def test_measured_levels_reach_the_cost_model() -> None:
