@@ -84,7 +84,11 @@ TORCHTITAN = Framework(
     package="torchtitan",
     version="0.3.0",
     stacks=(
-        Stack(name="torchtitan", written=r"torchtitan (v|>=)?(0\.[2-9]|[1-9]\.)", compiled=True),
+        Stack(
+            name="torchtitan",
+            written=r"torchtitan (v|>=)?(0\.([2-9]|\d\d)|[1-9]\d?\.)(?!.*\beager\b)",
+            compiled=True,
+        ),
         Stack(name="torchtitan-eager", written=r"torchtitan\b.*\beager\b"),
         TORCHTITAN_COMPILED,
     ),
