@@ -836,7 +836,13 @@ def finite(value: Any) -> Any:
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """One JSON document on one line, `"schema": 1` included whatever the mapping says of it."""
+    """One JSON document on one line, with `"schema": 1` where it names no other schema.
+
+    Parameters
+    ----------
+    document
+        Plain data; what JSON cannot hold becomes null (`finite`).
+    """
     return json.dumps(finite({"schema": 1, **document}), ensure_ascii=False, allow_nan=False)
 
 
@@ -855,7 +861,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
         Keys of the rows, in the order of the file.
     rows
         Plain values by column. None, or a column that a row lacks, is an empty cell; a list is its items with
-        spaces between them; a text that a spreadsheet would take for a formula gets an apostrophe before it.
+        spaces between them; what a spreadsheet would take for a formula gets an apostrophe before it.
 
     Returns
     -------
@@ -874,7 +880,7 @@ def _cell(value: object) -> object:
     if value is None:
         return ""
     if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
+        value = " ".join(map(str, value))
     if isinstance(value, str) and value.startswith(_FORMULA_SIGNS):
         return f"'{value}"
     return value

@@ -481,6 +481,7 @@ def explain_mixed_plan(file: Path, best: bool | None, *, as_json: bool) -> None:
     from meshwright.planner.solvers.processes import on_processes
 
     plan = read_mixed_answer(file)
+    warn_of_edits(plan)
     with ProgressLine("pricing what is near"):
         changes = parts_neighbours(plan)
     choices = None
@@ -518,7 +519,9 @@ def mixed_page_of(file: Path, *, sweep: str | None, calibration: Path | None) ->
         if value is not None:
             what = "does not go with a plan on a mixed cluster: plan on one part to ask for this"
             raise InputError(what, where=name)
-    return mixed_page(read_mixed_answer(file))
+    plan = read_mixed_answer(file)
+    warn_of_edits(plan)
+    return mixed_page(plan)
 
 
 # A plan drawn: as a page, and its step as a timeline.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.documents import left_over, uninterrupted, write_files
+from meshwright.documents import csv_text, left_over, uninterrupted, write_files
 from meshwright.errors import InputError
 from meshwright.planner.many.jobs import JOURNAL, AnswerCache, Journal
 
@@ -107,3 +107,8 @@ def test_names_of_earlier_work_are_told_apart_from_new_ones(tmp_path: Path) -> N
         f"{tmp_path}: hostfile is still there from before, and no part of what was written now."
     )
     assert left_over(tmp_path, names, [*names, "mapping/ranks.csv"]) is None
+
+
+def test_no_cell_of_a_table_is_a_formula() -> None:
+    row = {"a": "=1+1", "b": ["=1+1", 2], "c": -1, "d": None, "e": ["x", "=y"]}
+    assert csv_text([*"abcde"], [row]) == "a,b,c,d,e\n'=1+1,'=1+1 2,-1,,x =y\n"

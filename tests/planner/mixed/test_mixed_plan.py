@@ -388,6 +388,12 @@ def test_shard_groups_that_are_pinned_are_kept_through_parts(tmp_path: Path) -> 
     assert code == 0, text
     code, text = run("explain", tmp_path / "out" / "mixed_plan.yaml")
     assert "ZeRO 1 in 2 groups of 2" in " ".join(text.split())
+    assert "edited after it was written" not in text
+    file = tmp_path / "out" / "mixed_plan.yaml"
+    stated = file.read_text(encoding="utf-8")
+    file.write_text(stated.replace("status: optimal", "status: feasible", 1), encoding="utf-8")
+    for words in (("explain", file), ("report", file, "-o", tmp_path / "page.html")):
+        assert "edited after it was written" in run(*words)[1], words
     fewer = layout.model_copy(update={"shard_groups": 1})
     changed = result.document.model_copy(update={"layout": fewer})
     assert any("optimizer" in fault for fault in mixed_faults(changed))
