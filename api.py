@@ -1206,7 +1206,7 @@ def read_topology(
     files
         Of one format, from 1.
     form
-        Who wrote them: slurm, topograph, nvidia-smi or nccl-tests.
+        Who wrote them: slurm, topograph, nvidia-smi, ibnetdiscover or nccl-tests.
     node
         Catalog name, or a cluster YAML to add to.
     oversubscription

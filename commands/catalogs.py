@@ -187,7 +187,7 @@ def import_(
     """Write a cluster YAML from a description in another tool's format.
 
     slurm: topology.conf or topology.yaml. topograph: its Slurm or graph output. nvidia-smi: `nvidia-smi topo
-    -m`. nccl-tests: logs, one of each level, inside out.
+    -m`. ibnetdiscover: its output. nccl-tests: logs, one of each level, inside out.
     """
     from meshwright.cluster_specs.importers.document import import_topology, read_ratios
     from meshwright.documents import write_files

@@ -469,7 +469,7 @@ def import_topology(
     name: str | None = None,
     topology: str | None = None,
 ) -> ImportedCluster:
-    """The cluster that files in a format of `registry.FORMATS` describe, on nodes of a kind.
+    """The cluster that files in one of `FORMATS` describe, on nodes of a kind.
 
     Raises InputError, with file and line where there is one.
 
