@@ -25,6 +25,7 @@ from meshwright.planner.request.choices import (
     PINS,
     WITHOUT,
 )
+from meshwright.planner.request.options import PLAIN, PlanOptions
 
 # Kinds of option values that `click` does not have.
 
@@ -217,11 +218,59 @@ def choice_option(
     settings
         Further arguments of `click.option`.
     """
-    module, _, collection = where.rpartition(".")
     if "default" in settings:
         settings["show_default"] = True
-    kind = ChoiceIn(module, collection)
-    return click.option(*names.split(), type=kind, help=help, **settings)
+    return click.option(*names.split(), type=_choice_in(where), help=help, **settings)
+
+
+def _choice_in(where: str) -> ChoiceIn:
+    module, _, collection = where.rpartition(".")
+    return ChoiceIn(module, collection)
+
+
+_KINDS: Mapping[str, Any] = {"int": int, "float": float, "FilePath": PATH}
+"""Types of click, by what `PlanOptions` says of a value."""
+_WORDS_OF: Mapping[str, str] = {
+    "Dispatcher": "costmodel.execution_names.DISPATCHERS",
+    "FrameworkName": "frameworks.catalog.FRAMEWORK_NAMES",
+    "LossName": "costmodel.losses.LOSS_NAMES",
+    "Method": "costmodel.execution_names.METHODS",
+    "Optimizer": "costmodel.execution_names.OPTIMIZERS",
+    "PlanObjective": "costmodel.execution_names.OBJECTIVES",
+    "Precision": "costmodel.execution_names.PRECISIONS",
+    "ReferencePlace": "costmodel.execution_names.REFERENCE_PLACES",
+    "StepKindName": "costmodel.execution_names.KIND_NAMES",
+    "packing": "costmodel.lengths.PACKINGS",
+    "train": "model_specs.adapters.TRAINED",
+}
+"""Where the names of a type of `PlanOptions` are, or of an option without a type of its own."""
+
+
+def plan_option(
+    name: str, help: str, metavar: str | None = None, **settings: Any
+) -> Callable[[Any], Any]:
+    """An option that `PlanOptions` has: its flag, its type and its default are those that stand there.
+
+    Parameters
+    ----------
+    name
+        As there.
+    help
+        A sentence.
+    metavar
+        What `--help` calls the value; None for one of some names, or none.
+    settings
+        Further arguments of `click.option`.
+    """
+    said = PlanOptions.__annotations__[name].__forward_arg__.removesuffix(" | None")
+    default = PLAIN.get(name)
+    settings = {"default": default, "show_default": default is not None, **settings}
+    flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+    where = _WORDS_OF.get(said, _WORDS_OF.get(name))
+    if said == "bool":
+        return click.option(flag, is_flag=True, help=help)
+    kind = _KINDS[said] if where is None else _choice_in(where)
+    return click.option(flag, name, type=kind, metavar=metavar, help=help, **settings)
 
 
 # What a shell completes (click, "Shell Completion"). Catalogs are read when a shell asks, not for `--help`.
@@ -325,13 +374,11 @@ def _leeway_options() -> Options:
     numbers, hosts, placed, unmeasured = (
         ",".join(words) for words in (ALLOW, ALLOW_HOST, ALLOW_PLACED, ALLOW_UNMEASURED)
     )
-    yield value_option("--reserve-gib", float, "G", "HBM to leave free on every GPU.", default=0.0)
-    yield value_option("--expert-loads", PATH, "FILE", "Measured routing: experts are placed too.")
-    yield choice_option(
-        "--moe-dispatch",
-        "costmodel.execution_names.DISPATCHERS",
-        "Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
-    )
+    words = "HBM to leave free on every GPU."
+    yield plan_option("reserve_gib", words, "G", show_default=False)
+    yield plan_option("expert_loads", "Measured routing: experts are placed too.", "FILE")
+    words = "Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device."
+    yield plan_option("moe_dispatch", words)
     yield _several(
         "--without", f"Software that is not there: {','.join(WITHOUT)}.", words=lambda: WITHOUT
     )
@@ -351,13 +398,8 @@ def _leeway_options() -> Options:
 
 def _search_options() -> Options:
     """How a plan is searched, and what it is compared with."""
-    yield choice_option(
-        "--method",
-        "costmodel.execution_names.METHODS",
-        "exhaustive prices every layout.",
-        default="cp-sat",
-    )
-    yield value_option("--top", int, "K", "Report the best K layouts, proven.", default=1)
+    yield plan_option("method", "exhaustive prices every layout.")
+    yield plan_option("top", "Report the best K layouts, proven.", "K", show_default=False)
     yield _time_limit(
         f"Seconds; what is best by then is the plan, with its gap. {TIME_LIMIT_S:g} by default, but for "
         "--sweep and --method exhaustive."
@@ -507,42 +549,20 @@ def _cluster_options() -> Options:
         help="Catalog name or cluster YAML.",
         shell_complete=complete_cluster,
     )
-    yield value_option(
-        "--gpus", int, "N", "Use the first N GPUs; all of the cluster's when absent."
-    )
+    yield plan_option("gpus", "Use the first N GPUs; all of the cluster's when absent.", "N")
 
 
 def _workload_options(*, has_lengths: bool = False) -> Options:
     yield value_option("--global-batch", int, "B", "Sequences per step.", required=True)
     words = "Tokens per sequence; or give --lengths." if has_lengths else "Tokens per sequence."
-    yield value_option("--seq-len", int, "S", words, required=not has_lengths)
+    yield plan_option("seq_len", words, "S", required=not has_lengths)
     if has_lengths:
         yield from _length_options()
-    yield choice_option(
-        "--precision",
-        "costmodel.execution_names.PRECISIONS",
-        "Of the matrix products.",
-        default="bf16",
-    )
-    yield choice_option(
-        "--optimizer",
-        "costmodel.execution_names.OPTIMIZERS",
-        "Decides the optimizer state.",
-        default="adam",
-    )
-    yield choice_option(
-        "--framework",
-        "frameworks.catalog.FRAMEWORK_NAMES",
-        "Decides what a layout may use.",
-        default="megatron",
-    )
-    yield default_option(
-        "--memory-risk",
-        float,
-        0.05,
-        "R",
-        "Share of measured errors of memory with which the plan may not fit; 0.5: as predicted.",
-    )
+    yield plan_option("precision", "Of the matrix products.")
+    yield plan_option("optimizer", "Decides the optimizer state.")
+    yield plan_option("framework", "Decides what a layout may use.")
+    words = "Share of measured errors of memory with which the plan may not fit; 0.5: as predicted."
+    yield plan_option("memory_risk", words, "R")
     yield click.option(
         "--pin",
         multiple=True,
@@ -555,13 +575,11 @@ def _workload_options(*, has_lengths: bool = False) -> Options:
 
 def _training_options() -> Options:
     """What is trained."""
-    yield choice_option(
-        "--train",
-        "model_specs.adapters.TRAINED",
+    yield plan_option(
+        "train",
         "Every parameter; adapters beside frozen weights of 16, 8 or 4 bits; the same with magnitudes.",
-        default="full",
     )
-    yield value_option("--lora-rank", int, "R", "Width of the adapters; 16 when absent.")
+    yield plan_option("lora_rank", "Width of the adapters; 16 when absent.", "R")
     yield click.option(
         "--lora-targets",
         metavar="A,...",
@@ -571,67 +589,39 @@ def _training_options() -> Options:
 
 def _image_options() -> Options:
     """Images in front of the language model."""
-    yield default_option(
-        "--image-tokens",
-        int,
-        0,
-        "N",
-        "Tokens of a sequence that are of images; 0: text alone, without the encoder.",
-    )
-    yield value_option(
-        "--images-per-sequence", int, "K", "Images that share them; one when absent."
-    )
-    yield click.option(
-        "--freeze-encoder",
-        is_flag=True,
-        help="Leave the image encoder and its projector as they are.",
-    )
+    words = "Tokens of a sequence that are of images; 0: text alone, without the encoder."
+    yield plan_option("image_tokens", words, "N")
+    yield plan_option("images_per_sequence", "Images that share them; one when absent.", "K")
+    yield plan_option("freeze_encoder", "Leave the image encoder and its projector as they are.")
 
 
 def _kind_options() -> Options:
     """What a step does with a sample, and how its loss runs."""
-    yield choice_option(
-        "--loss",
-        "costmodel.losses.LOSS_NAMES",
+    yield plan_option(
+        "loss",
         "Head and loss chunk by chunk; without, on all logits, but of dpo and kto as TRL's trainers do.",
     )
-    yield choice_option(
-        "--kind",
-        "costmodel.execution_names.KIND_NAMES",
+    yield plan_option(
+        "kind",
         "Of training step; batches count pairs of dpo, orpo and reward. The update of GRPO or PPO is an sft.",
-        default="pretrain",
     )
-    yield choice_option(
-        "--reference",
-        "costmodel.execution_names.REFERENCE_PLACES",
-        "Where the reference model of dpo and kto is; resident when absent.",
-    )
+    words = "Where the reference model of dpo and kto is; resident when absent."
+    yield plan_option("reference", words)
 
 
 def _length_options() -> Options:
     """Sequences that are packs of samples."""
-    yield value_option(
-        "--lengths",
-        PATH,
-        "FILE",
+    yield plan_option(
+        "lengths",
         "Lengths of training samples, packed: .jsonl, .txt, .npy, .json, or counts as .csv (length,count).",
+        "FILE",
     )
-    yield value_option(
-        "--pack-size",
-        int,
-        "N",
-        "Tokens of a pack; the longest sample, to a multiple of 128, when absent.",
-    )
-    yield choice_option(
-        "--packing",
-        "costmodel.lengths.PACKINGS",
-        "How packs are filled; first-fit when absent. padded: one sample each.",
-    )
-    yield click.option(
-        "--hybrid-cp",
-        is_flag=True,
-        help="Hybrid context parallelism: each sample on as many ranks as it needs.",
-    )
+    words = "Tokens of a pack; the longest sample, to a multiple of 128, when absent."
+    yield plan_option("pack_size", words, "N")
+    words = "How packs are filled; first-fit when absent. padded: one sample each."
+    yield plan_option("packing", words)
+    words = "Hybrid context parallelism: each sample on as many ranks as it needs."
+    yield plan_option("hybrid_cp", words)
 
 
 def _placement_options() -> Options:

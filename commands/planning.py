@@ -14,10 +14,10 @@ from meshwright.commands.options import (
     PATH,
     TIME_LIMIT_S,
     calibration_option,
-    choice_option,
     complete_model,
     cost_flags,
     default_option,
+    plan_option,
     plan_options,
     value_option,
 )
@@ -45,18 +45,12 @@ READING = "reading model and cluster"
 @click.option(
     "--nodes", metavar="LIST|FILE", help="Use only these nodes (host list); else the Slurm job's."
 )
-@choice_option(
-    "--objective",
-    "costmodel.execution_names.OBJECTIVES",
+@plan_option(
+    "objective",
     "expected: the mean over the posterior of --calibration, else by measured pairs of runs.",
-    default="nominal",
 )
-@default_option(
-    "--max-cut-use",
-    float,
-    1.0,
-    "X",
-    "Share of every cut of the fabric that may be used, by others too.",
+@plan_option(
+    "max_cut_use", "Share of every cut of the fabric that may be used, by others too.", "X"
 )
 @value_option(
     "--export-model",
