@@ -339,10 +339,11 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     """Of one layer that attends with softmax."""
     queries, hidden, mla = model.heads * model.qk_head_dim, model.hidden, model.attention
     output = Matrix("o_proj", model.heads * model.v_head_dim, hidden)
+    gates: tuple[Matrix, ...] = ()
+    if model.attention_head_gates:
+        gates = (Matrix(_HEAD_GATES, hidden, model.heads),)
     if mla is None:
-        widths = [
-            queries * (2 if model.attention_output_gate else 1),
-        ]
+        widths = [queries * (2 if model.attention_output_gate else 1)]
         if not model.reuses:
             widths.append(model.kv_heads * model.qk_head_dim)
         if not (model.reuses or model.values_are_keys):
@@ -350,9 +351,7 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
         apart = [
             Matrix(name, hidden, width) for name, width in zip(_ATTENTION[:3], widths, strict=False)
         ]
-        if model.attention_head_gates:
-            apart.append(Matrix(_HEAD_GATES, hidden, model.heads))
-        return Matrix("qkv_proj", hidden, sum(widths)), *apart, output
+        return Matrix("qkv_proj", hidden, sum(widths)), *apart, *gates, output
     keys_and_values = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     down = Matrix("kv_a_proj_with_mqa", hidden, mla.kv_lora_rank + mla.qk_rope_head_dim)
     indexer: tuple[Matrix, ...] = ()
@@ -364,9 +363,10 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
         )
     up = Matrix("kv_b_proj", mla.kv_lora_rank, keys_and_values)
     if mla.q_lora_rank is None:
-        return Matrix("q_proj", hidden, queries), down, up, output, *indexer
+        return Matrix("q_proj", hidden, queries), down, up, *gates, output, *indexer
     latent = Matrix("q_a_proj", hidden, mla.q_lora_rank)
-    return latent, Matrix("q_b_proj", mla.q_lora_rank, queries), down, up, output, *indexer
+    of_queries = Matrix("q_b_proj", mla.q_lora_rank, queries)
+    return latent, of_queries, down, up, *gates, output, *indexer
 
 
 def _feed_forward_matrices(

@@ -12,13 +12,14 @@ from meshwright.model_specs.adapters import (
     AdapterSpec,
     adapter_counts,
     adapter_method,
+    counted_matrices,
     frozen_parameters,
     peft_modules,
     read_adapters,
     resolved,
 )
-from meshwright.model_specs.parameters import parameter_count
-from meshwright.model_specs.reader import load_catalog_model, read_model
+from meshwright.model_specs.parameters import active_matmul_parameters, parameter_count
+from meshwright.model_specs.reader import catalog_names, load_catalog_model, read_model
 from tests.places import DATA
 
 PEFT_COMPARISON = [
@@ -193,3 +194,22 @@ def test_peft_has_no_magnitudes_beside_experts() -> None:
 def test_a_method_is_its_bits_and_whether_it_has_magnitudes(method: AdapterMethod) -> None:
     adapters = AdapterSpec(method=method)
     assert adapter_method(adapters.base_bits, decomposed=adapters.decomposed) == method
+
+
+@pytest.mark.parametrize("name", catalog_names())
+def test_every_matrix_of_a_layer_is_counted_once(name: str) -> None:
+    """Weights by matrix are those by formula; Ling 3.0 lacked the gates of its latent attention."""
+    model = load_catalog_model(name)
+    if model.mtp_shared:
+        pytest.skip("modules run more often than they are held")
+    moe, modules = model.moe, model.mtp_layers
+    matrices = 0
+    for each in counted_matrices(model, fused=False):
+        weights = each.number * each.matrix.inputs * each.matrix.outputs
+        if each.expert and moe is not None:
+            weights = weights * moe.top_k // moe.experts
+        matrices += weights
+    joins = modules * 2 * model.hidden**2 + (1 + modules) * model.vocab * model.hidden
+    if moe is not None and moe.shared_expert_gate:
+        joins += (len(model.expert_layers) + modules) * model.hidden
+    assert matrices + joins == active_matmul_parameters(model)
