@@ -15,17 +15,7 @@ from pydantic import Field
 from meshwright.documents import ClosedDocument, left_out_at
 from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.blocks import LINEAR, LinearAttentionSpec, Mamba1Spec
-from meshwright.model_specs.parameters import (
-    attention_matmul_parameters,
-    dense_mlp_matrices,
-    expert_parameters,
-    feed_forward_parameters,
-    latent_matrices,
-    linear_attention_matmul_parameters,
-    mamba_matmul_parameters,
-    of_kinds_apart,
-    parameter_count,
-)
+from meshwright.model_specs.parameters import expert_parameters, of_kinds_apart, parameter_count
 from meshwright.model_specs.schema import ModelSpec
 
 MOST_RANK = 8192
@@ -390,14 +380,6 @@ def _layer_inputs(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix, .
     return (Matrix(INPUTS_ACROSS, hidden, model.layers * width),), of_layer
 
 
-def _dense_of(model: ModelSpec, kind: ModelSpec) -> tuple[Matrix, ...]:
-    """Attention and dense feed-forward, of a model with experts attention alone, of one of its kinds."""
-    attention = _attention_matrices(kind)
-    if model.moe is not None:
-        return attention
-    return attention + _feed_forward_matrices(model, kind.ffn_hidden)
-
-
 def _latent_projections(model: ModelSpec) -> tuple[Matrix, ...]:
     """The pair around the routed experts of one layer; none where these read the hidden width."""
     hidden, latent = model.hidden, model.latent_size
@@ -570,49 +552,66 @@ def counted_matrices(model: ModelSpec, *, fused: bool) -> tuple[CountedMatrix, .
     tuple of CountedMatrix
         None twice; numbers are at least 1.
     """
-    moe, pattern = model.moe, model.hybrid_pattern
-    linear, mamba = _mixer_matrices(model)
-    apart = ("gate_up_proj", "qkv_proj")
-    skipped = (*_FEED_FORWARD[:2], "qkv_proj") if fused else apart
+    moe = model.moe
+    skipped = (*_FEED_FORWARD[:2], "qkv_proj") if fused else _FUSED
 
     def separate(matrices: tuple[Matrix, ...]) -> list[Matrix]:
         return [matrix for matrix in matrices if matrix.name not in skipped]
 
-    of_module = model.mtp_kind.blocks
-    mtp_attention, _, mtp_dense, mtp_experts = (
-        model.mtp_weights * round(number) for number in of_module
-    )
-    with_experts = len(model.expert_layers) + mtp_experts
-    dense = model.layers - len(model.expert_layers) + mtp_dense
-    attending = model.layers - model.linear_layers + mtp_attention
-    kinds = [
-        (model.attention_letters.count(letter), kind) for letter, kind in model.kinds_apart.items()
+    of_layers, with_experts, beside = _layer_groups(model, modules=True)
+    counted = [
+        CountedMatrix(matrix, number)
+        for number, matrices in of_layers
+        if number > 0
+        for matrix in separate(matrices)
     ]
-    attending -= sum(number for number, _ in kinds)
-    counts = attending, model.linear_layers, model.mamba_layers
-    if pattern is not None:
-        counts = pattern.count("*") + mtp_attention, 0, pattern.count("M")
-        dense = pattern.count("-") + mtp_dense
-    groups = [(counts[0], _attention_matrices(model)), (counts[1], linear), (counts[2], mamba)]
+    if moe is None:
+        return tuple(counted)
+    counted.append(CountedMatrix(Matrix(ROUTER, model.hidden, moe.experts), with_experts))
+    counted += [CountedMatrix(matrix, with_experts) for matrix in separate(beside)]
+    of_expert = separate(_feed_forward_matrices(model, moe.moe_ffn_hidden, model.routed_width))
+    routed = with_experts * moe.experts
+    return (*counted, *(CountedMatrix(matrix, routed, expert=True) for matrix in of_expert))
+
+
+class _LayerGroups(NamedTuple):
+    """Matrices of layers that are alike, and how many layers have them."""
+
+    of_layers: list[tuple[int, tuple[Matrix, ...]]]
+    """All but those beside experts; what some models keep as one stands whole and in parts."""
+    with_experts: int
+    """Layers with experts."""
+    beside_experts: tuple[Matrix, ...]
+    """Of one of these: projections around routed experts, and shared experts."""
+
+
+def _layer_groups(model: ModelSpec, *, modules: bool) -> _LayerGroups:
+    """The matrices of a model's layers, those of multi-token prediction as well where `modules` says so."""
+    moe, pattern = model.moe, model.hybrid_pattern
+    linear, mamba = _mixer_matrices(model)
+    further = modules * model.mtp_weights
+    attending, _, dense, with_experts = (further * round(n) for n in model.mtp_kind.blocks)
+    dense += model.layers - len(model.expert_layers) if pattern is None else pattern.count("-")
+    with_experts += len(model.expert_layers)
+    letters = model.attention_letters
+    kinds = [(letters.count(letter), kind) for letter, kind in model.kinds_apart.items()]
+    plain = model.layers - model.linear_layers - sum(number for number, _ in kinds)
+    attending += plain if pattern is None else pattern.count("*")
+    groups = [
+        (attending, _attention_matrices(model)),
+        (model.linear_layers, linear),
+        (model.mamba_layers, mamba),
+    ]
     groups += [(number, _attention_matrices(kind)) for number, kind in kinds]
     if model.ffn_hidden:
         wide = sum(number for number, kind in kinds if kind.ffn_hidden != model.ffn_hidden)
         groups.append((dense - wide, _feed_forward_matrices(model, model.ffn_hidden)))
         groups.append((wide, _feed_forward_matrices(model, model.widest_feed_forward)))
     groups += zip((1, model.layers), _layer_inputs(model), strict=True)
-    counted = [
-        CountedMatrix(matrix, n) for n, of_group in groups if n > 0 for matrix in separate(of_group)
-    ]
-    if moe is None:
-        return tuple(counted)
-    counted.append(CountedMatrix(Matrix(ROUTER, model.hidden, moe.experts), with_experts))
-    beside = list(_latent_projections(model))
-    if moe.shared_width:
-        beside += separate(_feed_forward_matrices(model, moe.shared_width))
-    counted += [CountedMatrix(matrix, with_experts) for matrix in beside]
-    of_expert = separate(_feed_forward_matrices(model, moe.moe_ffn_hidden, model.routed_width))
-    routed = with_experts * moe.experts
-    return (*counted, *(CountedMatrix(matrix, routed, expert=True) for matrix in of_expert))
+    beside = _latent_projections(model)
+    if moe is not None and moe.shared_width:
+        beside += _feed_forward_matrices(model, moe.shared_width)
+    return _LayerGroups(groups, with_experts, beside)
 
 
 def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> AdapterSpec:
@@ -820,33 +819,18 @@ def adapter_counts(model: ModelSpec, adapters: AdapterSpec) -> AdapterCounts:
     AdapterCounts
         At least 0; 0 where no target is a matrix of the model.
     """
-    attention = _parameters(adapters, _attention_matrices(model))
-    of_linear, of_mamba = (_parameters(adapters, each) for each in _mixer_matrices(model))
-    feed_forward = _parameters(adapters, _feed_forward_matrices(model, model.ffn_hidden))
-    experts, beside = 0, 0
-    moe = model.moe
-    if moe is not None:
-        each = expert_adapters(model, adapters)
-        experts = moe.experts * sum(rank * (inputs + outputs) for rank, inputs, outputs in each)
-        beside = _parameters(adapters, _latent_projections(model))
-        if adapters.has(ROUTER):
-            beside += adapters.rank * (model.hidden + moe.experts)
-        if moe.shared_width:
-            beside += _parameters(adapters, _feed_forward_matrices(model, moe.shared_width))
-            if moe.shared_expert_gate and ALL_LINEAR in adapters.targets:
-                beside += adapters.rank * (model.hidden + 1)
-    if model.hybrid_pattern is not None:
-        of_blocks = {"M": of_mamba, "*": attention, "-": feed_forward, "E": beside}
-        dense = sum(model.hybrid_pattern.count(block) * n for block, n in of_blocks.items())
-        return AdapterCounts(dense, model.hybrid_pattern.count("E") * experts)
-    with_experts = len(model.expert_layers)
-    dense = (model.layers - model.linear_layers) * attention + model.linear_layers * of_linear
-    dense += of_kinds_apart(model, lambda kind: _parameters(adapters, _dense_of(model, kind)))
-    dense += model.mamba_layers * of_mamba
-    dense += (model.layers - with_experts) * feed_forward + with_experts * beside
-    across, inputs = (_parameters(adapters, each) for each in _layer_inputs(model))
-    dense += across + model.layers * inputs
-    return AdapterCounts(dense, with_experts * experts)
+    moe, (of_layers, with_experts, matrices) = model.moe, _layer_groups(model, modules=False)
+    dense = sum(number * _parameters(adapters, each) for number, each in of_layers)
+    if moe is None:
+        return AdapterCounts(dense, 0)
+    beside = _parameters(adapters, matrices)
+    if adapters.has(ROUTER):
+        beside += adapters.rank * (model.hidden + moe.experts)
+    if moe.shared_width and moe.shared_expert_gate and ALL_LINEAR in adapters.targets:
+        beside += adapters.rank * (model.hidden + 1)
+    of_expert = expert_adapters(model, adapters)
+    experts = sum(rank * (inputs + outputs) for rank, inputs, outputs in of_expert)
+    return AdapterCounts(dense + with_experts * beside, with_experts * moe.experts * experts)
 
 
 class FrozenParameters(NamedTuple):
@@ -880,8 +864,6 @@ def frozen_parameters(model: ModelSpec, adapters: AdapterSpec) -> FrozenParamete
     """
     counts, moe = adapter_counts(model, adapters), model.moe
     with_experts = len(model.expert_layers)
-    if model.hybrid_pattern is not None:
-        with_experts = model.hybrid_pattern.count("E")
     experts = 0 if moe is None else with_experts * moe.experts * expert_parameters(model)
     dense = parameter_count(model) - experts
     trained = (counts.dense / dense, counts.experts / experts if experts else 0.0)
@@ -909,23 +891,10 @@ def _eight_bit_bytes(model: ModelSpec, *, expert: bool) -> float:
 
 def _dense_matrices(model: ModelSpec) -> int:
     """Elements of the matrices of all layers but routers and routed experts."""
-    beside_experts = latent_matrices(model)
-    if model.moe is not None and model.moe.shared_width:
-        beside_experts += feed_forward_parameters(model, model.moe.shared_width, bias=False)
-    feed_forward = dense_mlp_matrices(model)
-    attention = attention_matmul_parameters(model)
-    if model.hybrid_pattern is not None:
-        of_blocks = {
-            "M": mamba_matmul_parameters(model),
-            "*": attention,
-            "-": feed_forward,
-            "E": beside_experts,
-        }
-        return sum(model.hybrid_pattern.count(block) * n for block, n in of_blocks.items())
-    with_experts = len(model.expert_layers)
-    linear = model.linear_layers * (linear_attention_matmul_parameters(model) - attention)
-    linear += of_kinds_apart(
-        model, lambda kind: attention_matmul_parameters(kind) + dense_mlp_matrices(kind)
+    of_layers, with_experts, beside = _layer_groups(model, modules=False)
+    return sum(
+        number * matrix.inputs * matrix.outputs
+        for number, matrices in (*of_layers, (with_experts, beside))
+        for matrix in matrices
+        if matrix.name not in _FUSED
     )
-    layers = model.layers * attention + linear + model.mamba_layers * mamba_matmul_parameters(model)
-    return layers + (model.layers - with_experts) * feed_forward + with_experts * beside_experts
