@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Value = int | float | str
 Axes = Mapping[str, Sequence[Value]]
+Over = str | Mapping[str, Value | Sequence[Value]]
+"""As `read_axes` takes it."""
 
 COUNTS = ("gpus", "global_batch", "seq_len", "pack_size")
 AMOUNTS = ("reserve_gib", "hbm_gib", "nic_gbps")
@@ -52,7 +54,7 @@ MOST_PLANS = 512
 """Combinations of a sweep; each is a search of seconds."""
 
 
-def read_axes(text: str | Axes) -> dict[str, tuple[Value, ...]]:
+def read_axes(text: Over) -> dict[str, tuple[Value, ...]]:
     """The options that a sweep varies, with their values.
 
     Parameters
@@ -188,7 +190,7 @@ class SweepReport:
 def sweep(
     model: str | PathLike[str] | ModelSpec,
     *,
-    over: str | Axes,
+    over: Over,
     cluster: str | PathLike[str] | ClusterSpec,
     progress: Callable[[str], None] | None = None,
     **options: Any,
@@ -328,7 +330,7 @@ class WhatIfParams:
 
 
 def what_if(
-    plan: Plan, over: str | Axes | None = None, params: WhatIfParams | None = None
+    plan: Plan, over: Over | None = None, params: WhatIfParams | None = None
 ) -> dict[str, Any]:
     """Plans for other values of some inputs.
 
