@@ -56,11 +56,15 @@ _UNITS = {"": 1.0, "b": 1.0} | {
 }
 """Bytes; a bare K, M, G or T is a power of 1,024, as nccl-tests has it."""
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_RATE_BYTES = {"b/s": 1.0, "kb/s": 1e3, "mb/s": 1e6, "gb/s": 1e9, "tb/s": 1e12}
+_RATE_BYTES = {
+    prefix + unit: 1000.0**power * size
+    for power, prefix in enumerate(("", "k", "m", "g", "t"))
+    for unit, size in (("b/s", 1.0), ("bps", 0.125))
+}
+_RATE_BITS = re.compile(r"[KMGT]b/s")
 _NUMBER_AND_UNIT = re.compile(
     r"\s*(\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,2})?)\s*([A-Za-z/]{0,5})\s*"
 )
-_GIGABIT = 1e9 / 8
 _AMOUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?(?:e\d{1,2})?)\s*([a-z]{0,3})\s*")
 MOST_BYTES = 2.0**60
 LONGEST_TEXT = 60
@@ -161,8 +165,8 @@ def read_rate(text: str, where: str) -> float:
     Parameters
     ----------
     text
-        Such as `450GB/s` or `400Gb/s` (gigabit); or, as beta and gamma are defined, the seconds of one byte,
-        a number without unit such as `2.2e-12`.
+        Such as `450GB/s`; or of bits, `400Gb/s`, `400Gbps` (a small b behind a large prefix, and every bps);
+        or, as beta and gamma are defined, the seconds of one byte, a number without unit such as `2.2e-12`.
     where
         The option that it comes from, for the message.
 
@@ -181,10 +185,8 @@ def read_rate(text: str, where: str) -> float:
     unit = "" if match is None else match[2]
     if number > 0 and not unit:
         return 1.0 / number
-    if number > 0 and unit in ("Gb/s", "Gbps"):
-        return number * _GIGABIT
     if number > 0 and unit.lower() in _RATE_BYTES:
-        return number * _RATE_BYTES[unit.lower()]
+        return number * _RATE_BYTES[unit.lower()] / (8.0 if _RATE_BITS.fullmatch(unit) else 1.0)
     raise InputError(
         "no rate; write a number above 0 with GB/s (bytes) or Gb/s (bits), such as 450GB/s, or the seconds "
         "of one byte, such as 2.2e-12",

@@ -249,8 +249,8 @@ def _from_arrays(
         loads=np.ones((1, 1, 1)),
         windows=("all",),
         groups=groups,
-        co_activation=_optional(arrays, "co_activation"),
-        affinity=_optional(arrays, "affinity"),
+        co_activation=_optional(arrays, "co_activation", path),
+        affinity=_optional(arrays, "affinity", path),
     )
     if windows:
         return replace(extra, loads=_named(arrays, path, windows), windows=windows)
@@ -260,7 +260,9 @@ def _from_arrays(
         )
     for name in ("load", "logical_count", "expert_load_window", "expert_popularity"):
         if name in arrays:
-            table = np.asarray(arrays[name])
+            table = number_array(arrays[name], f"{path}: {name}")
+            if not table.size:
+                raise InputError(f"{path}: {name}: holds nothing, its shape is {list(table.shape)}")
             if name == "expert_load_window" and "physical_to_logical_map" in arrays:
                 table = to_logical(table, arrays["physical_to_logical_map"], str(path))
             steps = name != "load" and table.ndim == 3
@@ -284,9 +286,10 @@ def _count(arrays: Mapping[str, NDArray[Any]], name: str, default: int = 1) -> i
     )
 
 
-def _optional(arrays: Mapping[str, NDArray[Any]], name: str) -> Loads | None:
-    value = arrays.get(name)
-    return None if value is None else np.asarray(value, dtype=np.float64)
+def _optional(arrays: Mapping[str, NDArray[Any]], name: str, path: Path) -> Loads | None:
+    if name not in arrays:
+        return None
+    return np.asarray(number_array(arrays[name], f"{path}: {name}"), dtype=np.float64)
 
 
 def _windows(table: NDArray[Any], where: str) -> Loads:
@@ -317,9 +320,6 @@ def _named(arrays: Mapping[str, NDArray[Any]], path: Path, names: tuple[str, ...
         )
     # Of one, no copy: the largest file holds its numbers twice already.
     return np.concatenate(tables) if len(tables) > 1 else tables[0]
-
-
-# What is known of the ways that tokens take: which experts go together, and where tokens come from.
 
 
 # Which node of a placement stands where: tokens of a source rank find their experts on its node.
@@ -422,6 +422,9 @@ def best_order(benefit: Loads) -> Slots:
     if problem.solve() != problem.OPTIMAL:
         raise RuntimeError("the assignment of nodes to sources did not end with an optimum")
     return np.array([problem.right_mate(i) for i in range(nodes)], dtype=np.int64)
+
+
+# What is known of the ways that tokens take: which experts go together, and where tokens come from.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,12 +106,12 @@ def number_array(value: object, where: str) -> NDArray[Any]:
     Parameters
     ----------
     value
-        Lists in lists, all of one length at each depth.
+        Lists in lists, all of one length at each depth, or an array.
     where
         What errors call it.
     """
     try:
-        array = np.array(value)
+        array = np.asarray(value)
     except (ValueError, OverflowError):
         raise InputError(
             f"{where}: lists of different lengths; every layer needs the same experts"
@@ -152,10 +152,11 @@ def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
     where
         The file's name, for messages.
     """
-    if table.ndim != 3 or mapping.shape != table.shape[1:] or mapping.dtype.kind not in "iu":
+    fits = table.ndim == 3 and mapping.shape == table.shape[1:] and mapping.size
+    if not fits or mapping.dtype.kind not in "iu":
         raise InputError(
-            f"{where}: physical_to_logical_map must have the shape {list(table.shape[1:])}, "
-            f"got {list(mapping.shape)}"
+            f"{where}: physical_to_logical_map must be integers, not empty, of the shape "
+            f"{list(table.shape[1:])}, got {list(mapping.shape)} of {mapping.dtype}"
         )
     if mapping.min() < 0 or mapping.max() >= MOST_EXPERTS:
         raise InputError(
@@ -312,7 +313,7 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
         windows=window_names(len(loads)),
         tokens=trace.tokens if trace is not None and same else None,
         co_activation=_pair_counts(path, layers, table.shape[2]),
-        affinity=_by_rank(files, layers) if len(files) > 1 else None,
+        affinity=_by_rank(files, layers, table.shape[2]) if len(files) > 1 else None,
         affinity_recorded=True,
         layer_ids=tuple(layers),
     )
@@ -353,17 +354,22 @@ def _pair_counts(path: Path, layers: list[int], experts: int) -> Loads | None:
     return totals if len(counted) == len(layers) else None
 
 
-def _by_rank(files: list[Path], layers: list[int]) -> Loads:
-    """Choices of each rank's tokens, [layers, ranks, experts], ranks by the numbers in the files' names."""
+def _by_rank(files: list[Path], layers: list[int], experts: int) -> Loads:
+    """Choices of each rank's tokens, [layers, ranks, experts], ranks by the numbers in the files' names.
+
+    A rank that has no tensor of a layer routed nothing there.
+    """
     for file in files:
         if not file.stem.removeprefix("rank").isdecimal():
             raise InputError(f"{file}: the name must be rank and a number, as rank0.safetensors")
     numbered = sorted(files, key=lambda file: int(file.stem.removeprefix("rank")))
     sums = []
     for file in numbered:
-        counts = _summed([file])
-        sums.append([sum(v for (_, k), v in counts.items() if k == layer) for layer in layers])
-    return np.ascontiguousarray(np.swapaxes(np.array(sums, dtype=np.float64), 0, 1))
+        of_layers = {layer: np.zeros(experts) for layer in layers}
+        for (_, layer), counts in _summed([file]).items():
+            of_layers[layer] += counts
+        sums.append(list(of_layers.values()))
+    return np.ascontiguousarray(np.swapaxes(np.array(sums), 0, 1))
 
 
 def _raw_trace(path: Path, experts: int) -> Routing | None:
@@ -584,7 +590,9 @@ def _number(record: Mapping[str, Any], name: str) -> int:
 
 def _steps(table: NDArray[Any], path: Path, split: int) -> Routing:
     check_size(table.size, "counts", str(path))
-    loads = cut_steps(table, split)
+    if not table.size:
+        raise InputError(f"{path}: logical_count: holds nothing, its shape is {list(table.shape)}")
+    loads = cut_steps(number_array(table, f"{path}: logical_count"), split)
     moe = np.flatnonzero(loads.sum(axis=(0, 2)) > 0)
     if not len(moe):
         raise InputError(f"{path}: logical_count: nothing was routed in any layer")
@@ -632,7 +640,8 @@ def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path)
     check_size(slots.size, "choices", where)
     if slots.size and (slots.max() >= mapping.shape[1] or slots.min() < -1):
         raise InputError(
-            f"{where}: slots must be from 0 to {mapping.shape[1] - 1} (-1: none), got {slots.max()}"
+            f"{where}: slots must be from 0 to {mapping.shape[1] - 1} (-1: none), got "
+            f"{slots.min()} to {slots.max()}"
         )
     layers = np.flatnonzero((slots >= 0).any(axis=(1, 2)))
     columns = np.flatnonzero((slots >= 0).any(axis=(0, 1)))

@@ -146,6 +146,8 @@ def read_ground(request: ExpertRequest, experts: int) -> Ground:
         ("workers", request.workers, 1, 256),
         ("tokens-per-gpu", request.tokens_per_gpu, 1, 10**8),
         ("max-moves", request.max_moves, 0, 10**9),
+        ("seed", request.seed, 0, 2**31 - 1),
+        ("weight-bytes", request.weight_bytes, 0.0, 16.0),
     ):
         if value is not None and not low <= value <= high:
             raise InputError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
@@ -230,10 +232,14 @@ def limits_of(
     nodes
         That groups must divide over.
     """
-    by_model = model.moe.router_groups if model is not None and model.moe is not None else None
-    implied = by_model or stated_groups
+    implied = _implied_groups(stated_groups, model)
     groups = request.groups if request.groups is not None else (1 if implied % nodes else implied)
     return PlacementLimits(groups=groups, spread=request.spread)
+
+
+def _implied_groups(stated_groups: int, model: ModelSpec | None) -> int:
+    by_model = model.moe.router_groups if model is not None and model.moe is not None else None
+    return by_model or stated_groups
 
 
 # What one call of `experts` works on: the request with all its files read and checked.
@@ -332,9 +338,6 @@ def _halves(routing: Routing) -> tuple[Routing, Routing]:
         replace(routing, loads=routing.loads[:middle], windows=routing.windows[:middle]),
         replace(routing, loads=routing.loads[middle:], windows=routing.windows[middle:]),
     )
-
-
-# `experts` from request to placement and figures: balance first, then traffic under the balance cap.
 
 
 # One dispatch of a layer's tokens: which GPUs exchange anything, what stays near, and who is waited for.
@@ -879,11 +882,12 @@ def _scored(case: PlacementCase, solved: Solved) -> ExpertPlan:
 
 def _warnings(case: PlacementCase, balance: float, bound: float) -> tuple[str, ...]:
     """What the user asked for or the file states and the placement does not keep to."""
-    request, groups = case.request, case.routing.groups
+    request = case.request
+    groups = _implied_groups(case.routing.groups, case.ground.model)
     warnings = []
     if request.groups is None and case.limits.groups == 1 and groups > 1:
         warnings.append(
-            f"the {groups} routing groups of the loads are not kept whole: they do not divide over "
+            f"the {groups} routing groups are not kept whole: they do not divide over "
             f"{case.ground.shape.nodes} nodes"
         )
     if request.balance is not None and balance > request.balance * (1 + 1e-9):

@@ -606,11 +606,20 @@ def solve_grouped(
             by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes
         )
         exchange_to_improve(packing, 400, np.full(layers, float(shape.node_gpus)))
-        slots, value = solve_nodes(loads, packing.slots, shape, limits, effort)
         bound = np.maximum(
             balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes) / shape.node_gpus,
             balance_bound(loads, shape.slots, shape.gpus),
         )
+        tell = effort.on_first
+        if tell is not None:
+
+            def of_layers(state: State) -> None:
+                """A layer's value is that of its fullest node; what bounds a node bounds no layer."""
+                value = state.value.reshape(layers, -1).max(axis=1)
+                tell(State(state.slots, value, np.minimum(bound, value)))
+
+            effort = replace(effort, on_first=of_layers)
+        slots, value = solve_nodes(loads, packing.slots, shape, limits, effort)
         return Solved(slots=slots, value=value, bound=np.minimum(bound, value))
     return _Search(loads, shape, limits, effort).run()
 

@@ -33,6 +33,7 @@ from pydantic import Field
 from meshwright.cluster_specs.allocation import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import free_of
+from meshwright.costmodel.layout import ROUNDING
 from meshwright.errors import InfeasibleError, InputError, OutOfTimeError, near_miss
 from meshwright.planner.drawing import counted
 from meshwright.planner.many.jobs import Job, JobDoc, read_jobs
@@ -175,10 +176,12 @@ def sized_job(
     if sizes:
         return SizedJob(job=job, sizes=faster_sizes(sizes))
     if not asked:
-        reason = f"nodes that are wholly free have fewer GPUs than its min_gpus {job.min_gpus}, or fixed gpus"
+        limits = (("at least min_gpus", job.min_gpus), ("at most max_gpus", job.max_gpus))
+        words = " and ".join(f"{name} {gpus}" for name, gpus in limits if gpus is not None)
+        reason = f"no number of wholly free nodes or NVLink domains has {words} GPUs; fixed gpus are both"
         return UnplannedJob(job=job, status="infeasible", reason=reason)
     if len(answers) < asked or any(result["row"]["status"] == "unknown" for *_, result in answers):
-        reason = "the time limit came before any plan; plans that were made are in the cache"
+        reason = "the time limit came before any plan"
         return UnplannedJob(job=job, status="unknown", reason=reason)
     largest = {part: result["row"] for part, _, result in answers}.values()
     reasons = "; ".join(dict.fromkeys(row["message"] for row in largest))
@@ -611,7 +614,11 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetSolution:
-    """What every job gets. `value` and `bound` are of the objective: a sum, or seconds to minimise."""
+    """What every job gets. `value` and `bound` are of the objective: a sum, or seconds to minimise.
+
+    A schedule is proven where none is shorter by more than the rounding of durations to ticks; its bound
+    holds without that rounding.
+    """
 
     allocations: tuple[Allocation, ...]
     value: float
@@ -815,16 +822,41 @@ def share_over_time(
     runs, values, bounds = first.runs, first.values, list(first.bounds)
     if values != first.bounds:
         runs, values, bounds = _improved(timed, units, first, params)
-    allocations = (
-        Allocation(size=run.size, start_s=run.start * tick_s, end_s=run.end * tick_s)
-        for run in runs
-    )
+    finer = replace(params, ticks=params.ticks * _FINER)
+    finer_s, exact = timed_jobs(jobs, finer, with_due=False)
+    runs = _moved_up(exact, runs, units)
+    value_s = max(run.end for run in runs) * finer_s
+    # Rounded up, each job of a schedule lasts less than a tick more.
+    bound_s = (bounds[-1] - len(jobs)) * tick_s
+    bound_s = max(bound_s, least_values(exact, units)[-1] * finer_s * (1 - ROUNDING))
     return FleetSolution(
-        allocations=tuple(allocations),
-        value=values[-1] * tick_s,
-        bound=bounds[-1] * tick_s,
+        allocations=tuple(
+            Allocation(size=run.size, start_s=run.start * finer_s, end_s=run.end * finer_s)
+            for run in runs
+        ),
+        value=value_s,
+        bound=value_s if bound_s >= value_s * (1 - 2 * ROUNDING) else bound_s,
         proven=list(values) == bounds,
     )
+
+
+_FINER = 10**9
+"""Parts of a tick in which a schedule is told, once its sizes and its order are decided."""
+
+
+def _moved_up(
+    jobs: Sequence[TimedJob], runs: Sequence[TimedRun], units: Sequence[int]
+) -> tuple[TimedRun, ...]:
+    """The same sizes in the same order, each run as early as can be, for jobs timed in finer ticks."""
+    profiles = [_Profile(of_part) for of_part in units]
+    moved = list(runs)
+    for index in sorted(range(len(jobs)), key=lambda index: runs[index].start):
+        job, size = jobs[index], runs[index].size
+        profile, demand, ticks = profiles[job.parts[size]], job.demands[size], job.ticks[size]
+        start = profile.earliest_start(demand, ticks)
+        moved[index] = TimedRun(size=size, start=start, end=start + ticks)
+        profile.add(moved[index], demand)
+    return tuple(moved)
 
 
 def timed_jobs(

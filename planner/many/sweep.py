@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Value = int | float | str
 Axes = Mapping[str, Sequence[Value]]
+Over = str | Mapping[str, Value | Sequence[Value]]
+"""As `read_axes` takes it."""
 
 COUNTS = ("gpus", "global_batch", "seq_len", "pack_size")
 AMOUNTS = ("reserve_gib", "hbm_gib", "nic_gbps")
@@ -52,14 +54,14 @@ MOST_PLANS = 512
 """Combinations of a sweep; each is a search of seconds."""
 
 
-def read_axes(text: str | Axes) -> dict[str, tuple[Value, ...]]:
+def read_axes(text: Over) -> dict[str, tuple[Value, ...]]:
     """The options that a sweep varies, with their values.
 
     Parameters
     ----------
     text
         `gpus=256:2048:x2` doubles from 256 to 2048, `seq_len=4096:16384:+4096` adds, `precision=bf16+fp8`
-        lists; several with commas between them. Or the values themselves by option.
+        lists; several with commas between them. Or the values themselves by option, or its one value.
 
     Raises
     ------
@@ -78,9 +80,17 @@ def read_axes(text: str | Axes) -> dict[str, tuple[Value, ...]]:
                     "must be OPTION=VALUES; values of one option are joined by +, as in gpus=8+16"
                 )
                 raise InputError(what, where="--sweep", value=part)
-            axes[_option(name)] = _values(_option(name), values)
+            option = _option(name)
+            if option in axes:
+                raise InputError(
+                    "is given twice; join its values by +", where="--sweep", value=option
+                )
+            axes[option] = _values(option, values)
     else:
-        axes = {_option(name): tuple(values) for name, values in text.items()}
+        axes = {
+            _option(name): (values,) if isinstance(values, str | int | float) else tuple(values)
+            for name, values in text.items()
+        }
     count = prod(len(values) for values in axes.values())
     if not 1 <= count <= MOST_PLANS:
         # Ranges are read up to one value more than is allowed.
@@ -113,6 +123,8 @@ def _values(option: str, text: str) -> tuple[Value, ...]:
     span = _RANGE.match(text)
     numbers = _spanned(span, text) if span else [_number(part, text) for part in text.split("+")]
     if option in COUNTS:
+        if span is None and any(number % 1 for number in numbers):
+            raise InputError(f"{option} must be whole numbers", where="--sweep", value=text)
         return tuple(dict.fromkeys(round(number) for number in numbers))
     return tuple(dict.fromkeys(numbers))
 
@@ -178,7 +190,7 @@ class SweepReport:
 def sweep(
     model: str | PathLike[str] | ModelSpec,
     *,
-    over: str | Axes,
+    over: Over,
     cluster: str | PathLike[str] | ClusterSpec,
     progress: Callable[[str], None] | None = None,
     **options: Any,
@@ -318,7 +330,7 @@ class WhatIfParams:
 
 
 def what_if(
-    plan: Plan, over: str | Axes | None = None, params: WhatIfParams | None = None
+    plan: Plan, over: Over | None = None, params: WhatIfParams | None = None
 ) -> dict[str, Any]:
     """Plans for other values of some inputs.
 
@@ -456,7 +468,7 @@ def _figures(request: PlanRequest) -> dict[str, Any]:
         "status": found.claim,
         "gap": objective_of(predicted.step_time_s, outcome.lower_bound_s).gap,
         "step_time_s": predicted.step_time_s,
-        "tokens_per_s": predicted.tokens_per_s_per_gpu * request.gpus,
+        "tokens_per_s": workload.tokens_per_step / predicted.step_time_s,
         "tokens_per_s_per_gpu": predicted.tokens_per_s_per_gpu,
         "mfu": predicted.mfu,
         "peak_memory_gib": max(predicted.memory_gib),

@@ -23,7 +23,7 @@ from meshwright.planner.calculators.collective import (
     collective_document,
     textbook_document,
 )
-from meshwright.planner.calculators.formulas import read_bytes
+from meshwright.planner.calculators.formulas import read_bytes, read_rate
 from meshwright.planner.calculators.pipeline import pipeline_document
 from meshwright.planner.runs.calibration.service import draft_stack
 
@@ -278,3 +278,14 @@ def test_a_roofline_says_what_training_attains() -> None:
     assert attained["seconds"] > document["least_seconds"]
     assert 0.5 * attained["peak_tflops"] < attained["tflops"] < attained["peak_tflops"]
     assert attained["hbm_gb_per_s"] < document["hbm_gb_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        ("450GB/s", 450e9), ("450 gb/s", 450e9), ("400Gb/s", 50e9), ("400Gbps", 50e9), ("100gbps", 12.5e9),
+        ("800Mb/s", 1e8), ("1.6Tb/s", 2e11), ("8Kb/s", 1e3), ("8b/s", 8.0), ("2e-12", 5e11),
+    ],
+)  # fmt: skip
+def test_a_small_b_behind_a_large_prefix_is_a_bit(text: str, bytes_per_s: float) -> None:
+    assert read_rate(text, "--beta") == pytest.approx(bytes_per_s)

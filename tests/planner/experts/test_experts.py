@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.expert_placement import greedy_balance
+from meshwright.api import place_experts
 from meshwright.cli import main
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.experts.bound import balance_bound, count_bound, pair_bound
@@ -486,3 +487,22 @@ def test_torch_files_are_refused_or_read(tmp_path: Path) -> None:
     counts = np.arange(12).reshape(2, 2, 3)
     torch.save({"logical_count": torch.tensor(counts)}, path)
     assert read_routing(path).loads.tolist() == [counts.sum(axis=0).tolist()]
+
+
+def test_a_first_answer_of_many_partitions_is_of_layers() -> None:
+    """16 groups on 4 nodes have too many ways to be listed: what is told is no mean over the nodes."""
+    loads = np.random.default_rng(0).integers(1, 100, (1, 2, 64)).astype(np.float64)
+    shape, told = SlotShape(slots=96, gpus=32, nodes=4), []
+    effort = PlacementEffort(time_limit_s=0.5, on_first=told.append)
+    solved = place_layers(loads, shape, PlacementLimits(groups=16), effort)
+    (first,) = told
+    assert first.value.shape == (2,)
+    assert (first.value >= solved.value - 1e-9).all()
+    assert (first.bound <= solved.value + 1e-9).all()
+
+
+@pytest.mark.parametrize("option", [{"seed": -1}, {"weight_bytes": -1.0}])
+def test_numbers_out_of_range_are_named(tmp_path: Path, option: dict[str, float]) -> None:
+    np.save(tmp_path / "loads.npy", np.ones((1, 16)))
+    with pytest.raises(InputError, match="must be from 0 to"):
+        place_experts(loads=tmp_path / "loads.npy", cluster="dgx-h100", gpus=8, **option)

@@ -275,3 +275,30 @@ def test_megatron_lines_of_layers_or_of_all_layers(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="line 2"):
         read_routing(path)
+
+
+def test_a_rank_without_tokens_of_a_layer_routed_nothing_there(tmp_path: Path) -> None:
+    folder = statistics(tmp_path / "stats")
+    few = {"10_3": np.array([1, 2, 3], dtype=np.int32)}
+    (folder / "rank2.safetensors").write_bytes(write_safetensors(few))
+    affinity = read_routing(folder).affinity
+    assert affinity is not None
+    assert affinity[:, 2].tolist() == [[1, 2, 3], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"logical_count": np.array([[["a", "b"]]])},
+        {"logical_count": np.zeros((0, 2, 4))},
+        {"load": np.ones((2, 4)), "affinity": np.array([[["a", "b"]]])},
+        {
+            "expert_load_window": np.ones((1, 2, 4)),
+            "physical_to_logical_map": np.zeros((0, 0), dtype=int),
+        },
+    ],
+)
+def test_arrays_of_no_numbers_are_named(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(tmp_path / "loads.npz", **arrays)
+    with pytest.raises(InputError, match=r"loads\.npz.*(numbers|nothing|integers)"):
+        read_routing(tmp_path / "loads.npz")

@@ -37,6 +37,17 @@ def test_ranges_and_lists() -> None:
     }
 
 
+def test_one_value_is_a_list_of_one() -> None:
+    axes = read_axes({"gpus": 8, "precision": "fp8", "seq_len": [4096, 8192]})
+    assert axes == {"gpus": (8,), "precision": ("fp8",), "seq_len": (4096, 8192)}
+
+
+@pytest.mark.parametrize("text", ["gpus=8,gpus=16", "gpus=8+12.5"])
+def test_no_value_is_dropped_or_rounded_in_silence(text: str) -> None:
+    with pytest.raises(InputError, match=r"given twice|whole numbers"):
+        read_axes(text)
+
+
 def test_steps_may_begin_at_nothing() -> None:
     """`reserve_gib=0:20:+10` was said not to rise."""
     assert read_axes("reserve_gib=0:20:+10")["reserve_gib"] == (0, 10, 20)

@@ -40,6 +40,13 @@ def test_every_row_is_what_plan_finds(plan: Plan) -> None:
     assert json.loads(json.dumps(document)) == document
 
 
+def test_tokens_are_those_of_the_step_where_gpus_stay_idle() -> None:
+    pinned = fastest_plan(request(gpus=24, pins={**QUICK, "tp": 8, "dp": 2}, without=WITHOUT))
+    assert pinned.idle is not None
+    row = what_if(pinned, {"gpus": (24,)}, ALONE)["rows"][0]
+    assert row["tokens_per_s"] == pytest.approx(pinned.figures()["tokens_per_s"])
+
+
 @pytest.mark.slow
 def test_by_default_one_thing_changes_at_a_time(plan: Plan) -> None:
     document = what_if(plan, params=ALONE)
