@@ -138,6 +138,35 @@ def given_path(value: object, where: str) -> str:
     return text
 
 
+def texts_of(value: object, where: str) -> list[str]:
+    """A text, or each of several. Raises InputError for anything else, such as a number."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, Iterable) and not isinstance(texts, bytes):
+        texts = list(texts)
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    raise InputError("must be a text, or several", where=where, value=value)
+
+
+def separate_words(texts: Iterable[str] | str, where: str) -> tuple[str, ...]:
+    """The words of a comma-separated text, or of several, without repeats.
+
+    Parameters
+    ----------
+    texts
+        As a user gave them: a caller of Python may have given anything.
+    where
+        The option, for the message.
+
+    Raises
+    ------
+    InputError
+        For what is no text.
+    """
+    words = (word.strip() for text in texts_of(texts, where) for word in text.split(","))
+    return tuple(dict.fromkeys(word for word in words if word))
+
+
 def known_keywords(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """A function that says of a misspelt keyword what it may have meant, as every other input is refused.
 

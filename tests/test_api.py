@@ -187,6 +187,12 @@ def test_the_page_of_examples_runs(
         ({"seq_len": 4096.5}, "seq_len: is not a whole number"),
         ({"reserve_gib": "2"}, "reserve_gib: is not a number, got '2'"),
         ({"pin": ["tp=2"]}, "pin: must be a text such as tp=8,pp=4, or a mapping"),
+        ({"forbid": 5}, "forbid: must be a text, or several, got 5"),
+        ({"without": [None]}, "without: must be a text, or several, got a list of 1 items"),
+        ({"allow": b"all"}, "allow: must be a text, or several, got a bytes"),
+        ({"inside_domain": [1]}, "inside_domain: must be a text, or several"),
+        ({"nodes": 5}, "nodes: must be a text, or several, got 5"),
+        ({"train": "lora", "lora_targets": [3]}, "lora_targets: must be a text, or several"),
     ],
 )
 def test_values_of_a_wrong_type_are_refused_in_words(changes: dict[str, Any], words: str) -> None:

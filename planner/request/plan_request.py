@@ -42,6 +42,7 @@ from meshwright.errors import (
     near_miss,
     refuse_unknown,
     require_whole,
+    separate_words,
     shown,
 )
 from meshwright.frameworks.catalog import (
@@ -67,7 +68,6 @@ from meshwright.planner.request.choices import (
 from meshwright.planner.request.executions import (
     ExecutionOptions,
     execution_options,
-    separate_words,
     with_shardings,
 )
 
@@ -686,7 +686,7 @@ def parse_inside_domain(texts: Iterable[str] | str) -> tuple[str, ...]:
 
 
 def _parsed(name: str, texts: Iterable[str] | str, allowed: Collection[str]) -> tuple[str, ...]:
-    words = separate_words(texts)
+    words = separate_words(texts, name)
     for word in words:
         _one_of(name, word, allowed)
     return words
