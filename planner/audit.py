@@ -787,9 +787,13 @@ def read_rank_list(cluster: ClusterSpec, path: Path) -> list[ListedRank]:
     text = read_text(path, LARGE_FILE_BYTES)
     count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
     numbers = {node_name(cluster, node): node for node in range(count)}
+    try:
+        rows = list(csv.DictReader(text.splitlines()))
+    except csv.Error as error:
+        raise InputError(f"is no CSV: {error}", where=path_text(path)) from None
     return [
         _listed_rank(row, numbers, f"{path_text(path)}: line {line}")
-        for line, row in enumerate(csv.DictReader(text.splitlines()), start=2)
+        for line, row in enumerate(rows, start=2)
     ]
 
 
@@ -905,7 +909,7 @@ def audit_plan(path: Path, directory: Path | None = None) -> Audit:
     -------
     Audit
         One check each of the document, versions, edits by hand, prices and rules, ranks, and launch files;
-        `audit_plan` has those of a plan on a mixed cluster.
+        `mixed_checks` has those of a plan on a mixed cluster.
 
     Raises
     ------

@@ -152,9 +152,9 @@ class PlanInputs(ClosedDocument):
         """Plans written before dispatchers were chosen carried the one that was given."""
         if not isinstance(data, dict) or "moe_dispatch" not in data:
             return data
-        rest = {name: value for name, value in data.items() if name != "moe_dispatch"}
-        pins = {**(data.get("pins") or {}), "moe_dispatch": data["moe_dispatch"]}
-        return {**rest, "pins": pins}
+        rest, pins = dict(data), data.get("pins") or {}
+        dispatch = {"moe_dispatch": rest.pop("moe_dispatch")}
+        return {**rest, "pins": pins | dispatch if isinstance(pins, dict) else pins}
 
 
 @dataclass(frozen=True, kw_only=True)
