@@ -191,8 +191,6 @@ class PlanRequest:
     max_cut_use: float = 1.0
     """Share of the capacity of every cut of the fabric that may be used in a phase, 1e-6 to 1, which limits
     nothing."""
-    expert_imbalance: float = 1.0
-    """Load of the busiest expert-parallel rank over the mean, 1 to 1,000."""
     expert_loads: ExpertLoads | None = None
     """Measured loads, with placements for every expert-parallel degree. What layouts are priced with is the
     balance of experts in their own order, which frameworks run, or of the placements where those are allowed.
@@ -255,7 +253,6 @@ class PlanRequest:
         _within("reserve_gib", self.reserve_gib, 0, 10_000, "GiB")
         _within("memory_risk", self.memory_risk, 1e-6, POINT_ESTIMATE, "share of runs")
         _within("max_cut_use", self.max_cut_use, 1e-6, 1, "share of a cut's capacity")
-        _within("expert_imbalance", self.expert_imbalance, 1, 1000, "busiest over mean load")
         _within("top_k", self.top_k, 1, 1000, "layouts")
         _within("seed", self.seed, 0, 2**31 - 1, "the solver's random seed")
         if self.time_limit_s is not None:
