@@ -11,7 +11,7 @@ meshwright.errors.InputError: --pin: tp: must be at most 8, got 16
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import IntEnum
 from functools import wraps
 from inspect import Parameter, signature
@@ -144,13 +144,39 @@ def require_number(name: str, value: object) -> None:
         raise InputError("is not a number", where=name, value=value)
 
 
-def _require_texts(name: str, value: object) -> None:
-    """Raises InputError for what is neither a text nor several."""
+def texts_of(value: object, where: str) -> list[str]:
+    """A text, or each of several. Raises InputError for anything else, such as a number."""
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, Iterable) or (
-        isinstance(texts, Collection) and not all(isinstance(text, str) for text in texts)
-    ):
-        raise InputError("must be a text, or several", where=name, value=value)
+    if isinstance(texts, Iterable) and not isinstance(texts, bytes):
+        texts = list(texts)
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    raise InputError("must be a text, or several", where=where, value=value)
+
+
+def separate_words(texts: Iterable[str] | str, where: str) -> tuple[str, ...]:
+    """The words of a comma-separated text, or of several, without repeats.
+
+    Parameters
+    ----------
+    texts
+        As a user gave them: a caller of Python may have given anything.
+    where
+        The option, for the message.
+
+    Raises
+    ------
+    InputError
+        For what is no text.
+    """
+    words = (word.strip() for text in texts_of(texts, where) for word in text.split(","))
+    return tuple(dict.fromkeys(word for word in words if word))
+
+
+def _require_texts(name: str, value: object) -> None:
+    """Raises InputError for what is neither a text nor several; what can be read once is checked then."""
+    if not isinstance(value, Iterator):
+        texts_of(value, name)
 
 
 _CHECKS: dict[str, Callable[[str, object], None]] = {

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from pydantic import Field
 
 from meshwright.documents import ClosedDocument, left_out_at
-from meshwright.errors import InputError, near_miss
+from meshwright.errors import InputError, near_miss, separate_words
 from meshwright.model_specs.blocks import LINEAR, LinearAttentionSpec, Mamba1Spec
 from meshwright.model_specs.parameters import expert_parameters, of_kinds_apart, parameter_count
 from meshwright.model_specs.schema import ModelSpec
@@ -300,15 +300,13 @@ def read_adapters(
         raise InputError(f"must be 1 to {MOST_RANK}", where="lora_rank", value=rank)
     fields: dict[str, Any] = {} if rank is None else {"rank": rank}
     if targets is not None:
-        fields["targets"] = _read_targets(
-            targets if isinstance(targets, str) else ",".join(targets)
-        )
+        fields["targets"] = _read_targets(targets)
     return AdapterSpec.model_validate({"method": train, **fields})
 
 
-def _read_targets(text: str) -> tuple[str, ...]:
+def _read_targets(texts: Iterable[str] | str) -> tuple[str, ...]:
     """Comma-separated names of matrices, checked and without repeats."""
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    words = separate_words(texts, "lora_targets")
     for word in words or ("",):
         if word not in TARGETS:
             raise InputError(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from pydantic import BaseModel
 
 from meshwright.cluster_specs.allocation import fabric_levels, is_irregular, node_name
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -25,6 +26,7 @@ from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import AXES, EXPERT_AXES, ROUNDING, Layout
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
+from meshwright.costmodel.records import ErrorBand
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import (
@@ -66,7 +68,14 @@ from meshwright.planner.plan.assemble import (
     warnings,
 )
 from meshwright.planner.plan.best_plan import NO_MODEL
-from meshwright.planner.plan.document import MemoryRisk, Plan, Scenario, SolverReport, digest_of
+from meshwright.planner.plan.document import (
+    MemoryRisk,
+    Plan,
+    Robustness,
+    Scenario,
+    SolverReport,
+    digest_of,
+)
 from meshwright.planner.plan.measured_share import evidence_of
 from meshwright.planner.plan.nodes import unused_nodes, words_of_full
 from meshwright.planner.plan.robustness import (
@@ -139,23 +148,19 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     execution = priced.execution.of_layout(priced.layout)
     workload = execution.applied(request.workload().on(int(priced.layout.gpus)))
     predicted, use = predicted_use(workload, priced)
-    yield from _differences(
-        "layout",
-        plan.layout.model_dump(),
-        layout_document(priced.layout, priced.stages).model_dump(),
-    )
+    counted = layout_document(priced.layout, priced.stages)
+    yield from _differences("layout", plan.layout, counted)
     if plan.execution is not None:
-        stated = asdict(plan.execution)
         # What the workload holds: a setting that the framework does not have is not among it.
-        yield from _differences("execution", stated, asdict(Execution.within(workload)))
-    yield from _differences("predicted", plan.predicted.model_dump(), predicted.model_dump())
+        yield from _differences("execution", plan.execution, Execution.within(workload))
+    yield from _differences("predicted", plan.predicted, predicted)
     mapping = mapping_of_layout(workload, priced).model_dump()
     if plan.mapping.ranks is None:
         mapping["ranks"] = None
     if not plan.mapping.matrix and not plan.mapping.levels:
         # `map` lists ranks alone.
         mapping["levels"] = []
-    yield from _differences("mapping", plan.mapping.model_dump(), mapping)
+    yield from _differences("mapping", plan.mapping, mapping)
     if plan.memory_risk is not None:
         expected = memory_risk_document(request, predicted)
         for name in ("asked", "remains", "room_gib"):
@@ -164,21 +169,13 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         yield from _cost_of_room_faults(plan.memory_risk, predicted.step_time_s)
     yield from _idle_faults(request, plan, priced)
     reasons = [*bindings(request, workload, priced, predicted), *cut_binding(use)]
-    yield from _differences(
-        "binding",
-        [binding.model_dump() for binding in plan.binding],
-        [binding.model_dump() for binding in reasons],
-    )
+    yield from _differences("binding", plan.binding, reasons)
     yield from _software_faults(plan)
     yield from _choice_faults(plan)
     if plan.grades:
-        stated_grades = [grade.model_dump() for grade in plan.grades]
-        counted = [grade.model_dump() for grade in grades(plan.layout, plan.predicted)]
-        yield from _differences("grades", stated_grades, counted)
+        yield from _differences("grades", plan.grades, grades(plan.layout, plan.predicted))
     if plan.evidence is not None:
-        evidence = evidence_of(plan)
-        counted_evidence = None if evidence is None else evidence.model_dump()
-        yield from _differences("evidence", plan.evidence.model_dump(), counted_evidence)
+        yield from _differences("evidence", plan.evidence, evidence_of(plan))
     spoken = list(warnings(request, priced, predicted, plan.idle))
     of_plan = [words for words in plan.warnings if not words.startswith(NO_MODEL)]
     yield from _differences("warnings", of_plan, spoken)
@@ -221,12 +218,9 @@ def _robustness_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         return
     workload = request.workload()
     band, memory = step_time_band(workload), peak_memory_band(workload)
-    stated = [list(robustness.step_time_band), list(robustness.memory_band)]
-    measured = [[band.low, band.high], [memory.low, memory.high]]
-    yield from _differences("robustness: bands", stated, measured)
     changed = list(changes(request, band, memory))
-    words = [scenario.change for scenario in robustness.scenarios]
-    yield from _differences("robustness.scenarios", words, [change.words for change in changed])
+    rows = [change.words for change in changed]
+    yield from _outline_faults(robustness, band, memory, rows)
     for change, scenario in zip(changed, robustness.scenarios, strict=False):
         step_time_s = step_as_it_stands_s(request, plan, change)
         where = f"robustness.scenarios, {change.words}"
@@ -236,8 +230,20 @@ def _robustness_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         if scenario.winner is not None:
             on_changed = change.applied(request)
             yield from _next_best_faults(f"{where}: winner", on_changed, scenario.winner)
+
+
+def _outline_faults(
+    stated: Robustness, band: ErrorBand, memory: ErrorBand, changed: Sequence[str]
+) -> Iterator[str]:
+    """Bands, changes and the verdict of what is said of a plan whose prediction is off."""
     yield from _differences(
-        "robustness.same_winner", robustness.same_winner, same_winner(robustness.scenarios)
+        "robustness.step_time_band", stated.step_time_band, (band.low, band.high)
+    )
+    yield from _differences("robustness.memory_band", stated.memory_band, (memory.low, memory.high))
+    words = [scenario.change for scenario in stated.scenarios]
+    yield from _differences("robustness.scenarios", words, list(changed))
+    yield from _differences(
+        "robustness.same_winner", stated.same_winner, same_winner(stated.scenarios)
     )
 
 
@@ -316,7 +322,7 @@ def _choice_faults(plan: Plan | MixedPlan) -> Iterator[str]:
             update={"measured_gain": None, "pairs": 0, "measured_on": ""}
         )
         expected = described(unmeasured, choice, value, plan.inputs)
-        yield from _differences(where, stated.model_dump(), expected.model_dump())
+        yield from _differences(where, stated, expected)
     if [*choices] != sorted(choices, key=gain_of, reverse=True):
         yield "choices: not in the order of what they bring"
 
@@ -325,11 +331,7 @@ def _software_faults(plan: Plan | MixedPlan) -> Iterator[str]:
     if plan.layout is None or plan.execution is None:
         return
     needs = software_needs(plan.inputs, plan.layout, plan.execution)
-    yield from _differences(
-        "installs",
-        [each.model_dump() for each in plan.installs],
-        [each.model_dump() for each in needs],
-    )
+    yield from _differences("installs", plan.installs, needs)
 
 
 def _space_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
@@ -351,7 +353,7 @@ def _space_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         yield from (f"the plan is {words}" for words in outside)
     if solver.space is not None:
         expected = space_report(request, space_of(request))
-        yield from _differences("solver.space", solver.space.model_dump(), expected.model_dump())
+        yield from _differences("solver.space", solver.space, expected)
 
 
 def _next_best_faults(
@@ -400,7 +402,7 @@ def _entry_faults(request: PlanRequest, document: LayoutDoc) -> Iterator[str]:
     yield from split_faults(request, document)
     yield from wish_faults(request, document)
     counted = layout_document(layout_from_document(document), tuple(map(tuple, document.stages)))
-    yield from _differences("layout", document.model_dump(), counted.model_dump())
+    yield from _differences("layout", document, counted)
 
 
 def _ways(request: PlanRequest, layout: Layout) -> list[Execution]:
@@ -422,9 +424,9 @@ def _outside_faults(
 def _alternative_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     best_s = plan.objective.step_time_s or 0.0
     for number, alternative in enumerate(plan.alternatives):
-        yield from _next_best_faults(f"alternatives[{number}]", request, alternative)
-        step_time_s, slower_pct = alternative.get("step_time_s"), alternative.get("slower_pct")
         where = f"alternatives[{number}]"
+        yield from _next_best_faults(where, request, alternative)
+        step_time_s, slower_pct = alternative.get("step_time_s"), alternative.get("slower_pct")
         if not isinstance(step_time_s, float) or step_time_s < best_s * (1 - ROUNDING):
             yield f"{where}.step_time_s: {shown(step_time_s)} is less than the plan's {best_s}"
         else:
@@ -433,7 +435,8 @@ def _alternative_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
 
 
 def _differences(where: str, stated: object, expected: object) -> Iterator[str]:
-    """Where plain data differ, by path."""
+    """Where plain data, documents or settings differ, by path."""
+    stated, expected = _fields(stated), _fields(expected)
     if isinstance(stated, dict) and isinstance(expected, dict):
         for key in dict.fromkeys((*expected, *stated)):
             yield from _differences(f"{where}.{key}", stated.get(key), expected.get(key))
@@ -442,6 +445,13 @@ def _differences(where: str, stated: object, expected: object) -> Iterator[str]:
             yield from _differences(f"{where}[{index}]", one_part, other_part)
     elif not _same(stated, expected):
         yield f"{where}: {shown(stated)}, worked out again {shown(expected)}"
+
+
+def _fields(value: object) -> object:
+    """A document or an execution by its fields; anything else as it is."""
+    if isinstance(value, Execution):
+        return asdict(value)
+    return value.model_dump() if isinstance(value, BaseModel) else value
 
 
 def _are_lists(stated: object, expected: object) -> bool:
@@ -589,7 +599,7 @@ def target_of(plan: Plan, folder: Path) -> str | None:
     missing, and most of its own; None where none can.
     """
     framework: str = plan.inputs.framework
-    fewest_missing: tuple[float, int] = (float("inf"), 0)
+    fewest_missing: tuple[float, int] = (inf, 0)
     best = None
     for target in (framework, *(name for name in TARGETS if name != framework)):
         try:
@@ -692,12 +702,7 @@ def stated_faults_on_parts(plan: MixedPlan) -> Iterator[str]:
         return
     stated, request = plan.robustness, request_of_parts(plan)
     band, memory, rows = changes_of_parts(request)
-    yield from _differences(
-        "robustness.step_time_band", stated.step_time_band, (band.low, band.high)
-    )
-    yield from _differences("robustness.memory_band", stated.memory_band, (memory.low, memory.high))
-    words = [scenario.change for scenario in stated.scenarios]
-    yield from _differences("robustness.scenarios", words, list(rows))
+    yield from _outline_faults(stated, band, memory, list(rows))
     for scenario, by_part in zip(stated.scenarios, rows.values(), strict=False):
         where = f"robustness.scenarios, {scenario.change}"
         changed = changed_parts(request, by_part)
@@ -708,9 +713,6 @@ def stated_faults_on_parts(plan: MixedPlan) -> Iterator[str]:
             yield from (
                 f"{where}: winner: {words}" for words in _entry_faults(changed.first, document)
             )
-    yield from _differences(
-        "robustness.same_winner", stated.same_winner, same_winner(stated.scenarios)
-    )
 
 
 def _pipeline_file_faults(plan: MixedPlan, folder: Path) -> Iterator[str]:
@@ -787,9 +789,13 @@ def read_rank_list(cluster: ClusterSpec, path: Path) -> list[ListedRank]:
     text = read_text(path, LARGE_FILE_BYTES)
     count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
     numbers = {node_name(cluster, node): node for node in range(count)}
+    try:
+        rows = list(csv.DictReader(text.splitlines()))
+    except csv.Error as error:
+        raise InputError(f"is no CSV: {error}", where=path_text(path)) from None
     return [
         _listed_rank(row, numbers, f"{path_text(path)}: line {line}")
-        for line, row in enumerate(csv.DictReader(text.splitlines()), start=2)
+        for line, row in enumerate(rows, start=2)
     ]
 
 
@@ -905,7 +911,7 @@ def audit_plan(path: Path, directory: Path | None = None) -> Audit:
     -------
     Audit
         One check each of the document, versions, edits by hand, prices and rules, ranks, and launch files;
-        `audit_plan` has those of a plan on a mixed cluster.
+        `mixed_checks` has those of a plan on a mixed cluster.
 
     Raises
     ------

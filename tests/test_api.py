@@ -197,6 +197,10 @@ def test_the_page_of_examples_runs(
         ({"train": "lora", "lora_targets": [1]}, "lora_targets: must be a text, or several"),
         ({"time_limit_s": "1"}, "time_limit_s: is not a number, got '1'"),
         ({"tokens": "1e9"}, "tokens: is not a number, got '1e9'"),
+        ({"without": [None]}, "without: must be a text, or several, got a list of 1 items"),
+        ({"allow": b"all"}, "allow: must be a text, or several, got a bytes"),
+        ({"inside_domain": [1]}, "inside_domain: must be a text, or several"),
+        ({"nodes": 5}, "nodes: must be a text, or several, got 5"),
     ],
 )
 def test_values_of_a_wrong_type_are_refused_in_words(changes: dict[str, Any], words: str) -> None:

@@ -249,6 +249,12 @@ def _places(plan: Plan, layout: LayoutDoc) -> list[RankPlace]:
         raise InfeasibleError(f"the mapping places {len(places)} ranks, the layout has {world}.")
     if len(set(places)) != world:
         raise InfeasibleError("the mapping puts two ranks on one GPU.")
+    for node, gpu in places:
+        if node < 0 or not 0 <= gpu < cluster.gpus_per_node:
+            raise InfeasibleError(
+                f"the mapping puts a rank on GPU {gpu} of node {node}: both count from 0, and a node has "
+                f"{cluster.gpus_per_node} GPUs."
+            )
     return places
 
 
@@ -286,7 +292,7 @@ def _on_hosts(
 def _host_names(plan: Plan, nodes: Sequence[int]) -> tuple[str, ...]:
     cluster = plan.inputs.cluster
     count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
-    if min(nodes) < 0 or max(nodes) >= count:
+    if max(nodes) >= count:
         raise InfeasibleError(
             f"the mapping uses node {max(nodes)} (from 0), but only {count} nodes are known."
         )

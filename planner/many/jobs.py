@@ -503,7 +503,6 @@ def request_key(request: PlanRequest) -> str:
     """A name for the answer to a request: equal requests have equal keys, whatever their jobs are called."""
     document = {
         "inputs": request.inputs().model_dump(mode="json"),
-        "expert_imbalance": request.expert_imbalance,
         "method": request.method,
         "top_k": request.top_k,
         "time_limit_s": request.time_limit_s,

@@ -429,7 +429,7 @@ class _SizePlanner:
     def _leaving_gpus_idle(self) -> _SizePlanner:
         """The same plans with fewer GPUs allowed, whose steps never rise with the size."""
         texts = self._request.plan.get("forbid", ())
-        words = parse_forbids([texts] if isinstance(texts, str) else texts)
+        words = parse_forbids(texts)
         if IDLE_GPUS not in words:
             return self
         others = tuple(word for word in words if word != IDLE_GPUS)

@@ -482,6 +482,26 @@ def lengths_document(
     )
 
 
+def lengths_of_plan(request: PlanRequest, workload: Workload, best: Priced) -> LengthsDoc | None:
+    """The same of a plan on one cluster.
+
+    Parameters
+    ----------
+    request
+        With the packs, and with the same samples in other packs.
+    workload
+        What the plan is priced with.
+    best
+        The plan.
+    """
+
+    def priced(packs: PackedLengths) -> StepTime:
+        setup = Setup.of_priced(replace(workload, lengths=packs), best)
+        return StepTime(setup.estimate.breakdown_s)
+
+    return lengths_document(request, priced)
+
+
 def _packing_document(workload: Workload, lengths: PackedLengths, step: StepTime) -> PackingDoc:
     step_s = float(np.asarray(step.seconds))
     return PackingDoc(
@@ -596,12 +616,7 @@ def plan_from_outcome(
             "grades": grades(layout, predicted),
             "mapping": mapping_of_layout(workload, best),
             "expert_placement": placed_experts(request, workload, best),
-            "lengths": lengths_document(
-                request,
-                lambda packs: StepTime(
-                    Setup.of_priced(replace(workload, lengths=packs), best).estimate.breakdown_s
-                ),
-            ),
+            "lengths": lengths_of_plan(request, workload, best),
             "idle": idle,
             "memory_risk": memory_risk_document(request, predicted),
             "binding": [

@@ -885,7 +885,8 @@ def _fullest_gib(request: PlanRequest) -> float | None:
         return None
     if limit_left_s() is not None or request.expert_loads is not None:
         return _found_gib(request)
-    beside = (request.expert_imbalance, request.method, request.top_k, request.seed)
+    # What documents say nothing of.
+    beside = (request.cluster.takes_any_gpus, request.method, request.top_k, request.seed)
     return _answer_kept(
         _Trial(asked=f"{request.inputs().model_dump_json()} {beside}", request=request)
     )

@@ -17,11 +17,11 @@ from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.assemble import (
     bindings,
     cut_binding,
+    lengths_of_plan,
     mapping_of_layout,
     memory_risk_document,
     objective_of,
     plan_from_outcome,
-    predict,
     predicted_use,
     warnings,
 )
@@ -46,11 +46,12 @@ from meshwright.planner.plan.robustness import (
     question_of_robustness,
     survey_of,
 )
-from meshwright.planner.plan.texts import stages_apart, workload_of_plan
+from meshwright.planner.plan.texts import priced_of, workload_of_plan
+from meshwright.planner.plan.training_cost import Budget, with_cost
 from meshwright.planner.plan.verify import faults, verify
-from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.prediction import grades
-from meshwright.planner.runs.run_terms import layout_from_document
+from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.search.pricing import Outcome
 from meshwright.planner.search.space import space_of
 from meshwright.planner.solvers.clock import is_over, remaining_s, within
@@ -262,36 +263,12 @@ def repriced(plan: Plan, calibration: Calibration | None) -> Plan:
     Returns
     -------
     Plan
-        Feasible, without a bound: the proof was made with other prices. The plan itself where there is
-        no calibration.
+        As `_worked_out_again` says. The plan itself where there is no calibration.
     """
     if calibration is None:
         return plan
-    assert plan.layout is not None
-    assert plan.mapping is not None
     inputs = plan.inputs.model_copy(update={"calibration": calibration})
-    changed = plan.model_copy(update={"inputs": inputs})
-    layout = layout_from_document(plan.layout)
-    priced = Priced(
-        layout=layout,
-        matrix={axis: tuple(row) for axis, row in plan.mapping.matrix.items()},
-        stages=tuple(tuple(rank) for rank in plan.layout.stages),
-        step_time_s=0.0,
-        ranks=None if plan.mapping.ranks is None else tuple(plan.mapping.ranks),
-        stage_ep=stages_apart(plan.mapping.stage_ep),
-    )
-    predicted = predict(workload_of_plan(changed).on(int(layout.gpus)), priced)
-    update = {
-        "status": "feasible",
-        "objective": objective_of(predicted.step_time_s, None),
-        "predicted": predicted,
-        "robustness": None,
-        "choices": None,
-        "evidence": None,
-        "expected_by_pairs": None,
-        "alternatives": [],
-    }
-    return changed.model_copy(update=update)
+    return _worked_out_again(plan, inputs, priced_of(plan), "priced")
 
 
 def placed_on(plan: Plan, cluster: ClusterSpec, ranks: Sequence[Place]) -> Plan:
@@ -309,45 +286,54 @@ def placed_on(plan: Plan, cluster: ClusterSpec, ranks: Sequence[Place]) -> Plan:
     Returns
     -------
     Plan
-        Feasible, without a bound: whether another layout is faster there was not asked. All that follows
-        from where ranks are is worked out again.
+        As `_worked_out_again` says.
 
     Raises
     ------
     InfeasibleError
         Where a rule does not hold there, memory included.
     """
-    assert plan.layout is not None
-    layout = layout_from_document(plan.layout)
-    gpus = max(int(layout.gpus), min(cluster.gpus, plan.inputs.gpus))
+    before = priced_of(plan)
+    gpus = max(int(before.layout.gpus), min(cluster.gpus, plan.inputs.gpus))
     inputs = plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus})
-    request = PlanRequest.of_inputs(inputs)
-    priced = Priced(
-        layout=layout,
-        matrix={},
-        stages=tuple(tuple(rank) for rank in plan.layout.stages),
-        step_time_s=0.0,
-        ranks=tuple(ranks),
-        execution=plan.execution or request.plainest,
-    )
+    priced = replace(before, matrix={}, ranks=tuple(ranks), stage_ep=None)
+    moved = _worked_out_again(plan, inputs, priced, "placed")
+    broken = list(faults(PlanRequest.of_inputs(inputs), moved))
+    if broken:
+        raise InfeasibleError(f"on these nodes of {cluster.name!r}: {'; '.join(broken)}")
+    return moved
+
+
+def _worked_out_again(plan: Plan, inputs: PlanInputs, priced: Priced, how: str) -> Plan:
+    """A plan's layout under other inputs, or with its ranks on other GPUs, and all that follows from these.
+
+    It is feasible, without a bound: whether another layout is faster now was not asked. What takes another
+    search, the plan's loads of experts or today's run is left out; days and dollars are those of as many
+    tokens.
+    """
+    request, layout = PlanRequest.of_inputs(inputs), priced.layout
     moved = plan.model_copy(update={"inputs": inputs})
     workload = workload_of_plan(moved).on(int(layout.gpus))
     predicted, use = predicted_use(workload, priced)
     idle = None
-    if gpus > int(layout.gpus):
+    if inputs.gpus > int(layout.gpus):
         idle = IdleDoc(
-            gpus=gpus - int(layout.gpus),
+            gpus=inputs.gpus - int(layout.gpus),
             nodes=unused_nodes(request, priced),
             full_step_time_s=None,
             full_lower_bound_s=None,
-            reason="the plan was placed as it is; a layout on all GPUs of these nodes was not looked for",
+            reason=f"the plan was {how} as it is; a layout on all GPUs of these nodes was not looked for",
         )
+    experts = plan.expert_placement or {}
     update = {
         "status": "feasible",
         "objective": objective_of(predicted.step_time_s, None),
         "predicted": predicted,
-        "grades": grades(plan.layout, predicted),
+        "grades": grades(layout_document(layout, priced.stages), predicted),
         "mapping": mapping_of_layout(workload, priced),
+        "expert_placement": {name: experts[name] for name in experts if name != "step_time_s"}
+        or None,
+        "lengths": lengths_of_plan(request, workload, priced),
         "idle": idle,
         "memory_risk": memory_risk_document(request, predicted),
         "binding": [
@@ -365,8 +351,8 @@ def placed_on(plan: Plan, cluster: ClusterSpec, ranks: Sequence[Place]) -> Plan:
         "baseline": None,
         "alternatives": [],
     }
-    moved = moved.model_copy(update=update)
-    broken = list(faults(request, moved))
-    if broken:
-        raise InfeasibleError(f"on these nodes of {cluster.name!r}: {'; '.join(broken)}")
-    return moved
+    moved, cost = moved.model_copy(update=update), plan.cost
+    if cost is None:
+        return moved
+    budget = Budget(tokens=cost.tokens, days=cost.days_asked, gpu_hour_price=cost.gpu_hour_price)
+    return with_cost(moved, budget)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, product
-from math import inf
+from math import inf, prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -283,6 +283,19 @@ class NodeDecision:
     note: str | None = None
     """What was left out and why, in a sentence."""
 
+    @classmethod
+    def of_search(cls, request: PlanRequest, outcome: Outcome) -> NodeDecision:
+        """Of one search, which is held against no layouts on all GPUs.
+
+        Parameters
+        ----------
+        request
+            What was searched, on nodes that are all taken.
+        outcome
+            How the search ended.
+        """
+        return cls(request=request, settled=IdleDecision(outcome=outcome, full=None))
+
 
 def decide_on_nodes(
     request: PlanRequest,
@@ -348,7 +361,7 @@ def _in_place_of(
     before: NodeDecision, best: NodeDecision, request: PlanRequest, bound_s: float | None
 ) -> NodeDecision:
     """The better decision with a bound for all that was to decide on, and a note where it is another one."""
-    best = replace(best, settled=replace(best.settled, outcome=_bounded(best, bound_s)))
+    best = _bounded(best, bound_s)
     if best.request is before.request:
         return best
     return replace(_as_asked(request, best), note=_note_on_idle(request, best.request))
@@ -403,8 +416,7 @@ def _against_fewer_gpus(
         return best
     fewer = replace(request, gpus=request.gpus - 1, top_k=1, time_limit_s=limit_left_s())
     floor_s = _least_s(_where_nothing_is_sent(fewer, searched, Sought(below_s=_seconds(best))))
-    outcome = _bounded(best, None if floor_s is None else min(bound_s, floor_s))
-    return replace(best, settled=replace(best.settled, outcome=outcome))
+    return _bounded(best, _least_known([bound_s, floor_s]))
 
 
 # Plans on some of the free GPUs, by what they have of the links.
@@ -626,9 +638,7 @@ def _against_sets(
     if best is not before and compares:
         full = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
         best = replace(best, settled=full)
-    proven = [bound_s for bound_s in bounds if bound_s is not None]
-    bound_s = min(proven) if len(proven) == len(bounds) else None
-    return _in_place_of(before, best, request, bound_s)
+    return _in_place_of(before, best, request, _least_known(bounds))
 
 
 @dataclass(kw_only=True)
@@ -725,7 +735,7 @@ class _SearchOfSets:
         outcome = self.searched(
             on_set, begin_with=likely, counts=True, sought=Sought(below_s=below_s)
         )
-        decision = NodeDecision(request=on_set, settled=IdleDecision(outcome=outcome, full=None))
+        decision = NodeDecision.of_search(on_set, outcome)
         decision = _against_uneven_parts(on_set, decision, self.searched)
         self.bounds.append(_least_s(decision.settled.outcome))
         self.best = min(self.best, decision, key=_seconds)
@@ -798,10 +808,7 @@ def _decide_by_adapters(
         undecided = (each for each in decisions if each.settled.outcome.status != "infeasible")
         return next(undecided, best)
     bounds = [_least_s(decision.settled.outcome) for decision in decisions]
-    proven = [bound_s for bound_s in bounds if bound_s is not None]
-    is_known = len(proven) == len(bounds) and len(listed) == len(rates)
-    outcome = _bounded(best, min(proven) if is_known else None)
-    best = replace(best, settled=replace(best.settled, outcome=outcome))
+    best = _bounded(best, _least_known(bounds) if len(listed) == len(rates) else None)
     return replace(best, note=_note_on_adapters(request, best))
 
 
@@ -889,8 +896,7 @@ def _with_full_links_or_without(
     floor_s = None
     if best.settled.outcome.best and not _takes_parts(request.cluster, request.gpus):
         floor_s = _in_one_leaf(replace(request, time_limit_s=shares.next_s()), searched)
-    outcome = _bounded(best, floor_s)
-    return replace(best, settled=replace(best.settled, outcome=outcome)), taken
+    return _bounded(best, floor_s), taken
 
 
 def _on_nodes(
@@ -924,8 +930,7 @@ def _on_nodes(
             decisions += _on_nodes_of_all(asked, searched, shares)
             best = min(decisions, key=_seconds)
     complete = complete and usable is request.cluster
-    outcome = _with_bound(best, decisions, floor_s, complete)
-    return replace(best, settled=replace(best.settled, outcome=outcome))
+    return _with_bound(best, decisions, floor_s, complete)
 
 
 def _for_any_gpus(request: PlanRequest) -> ClusterSpec:
@@ -1018,23 +1023,18 @@ def _with_part_filled(
             counts=True,
             sought=Sought(below_s=below_s, listed_only=covers),
         )
-        on_whole.append(
-            NodeDecision(request=limited, settled=IdleDecision(outcome=outcome_there, full=None))
-        )
+        on_whole.append(NodeDecision.of_search(limited, outcome_there))
         if not covers:
             bounds.append(_least_s(outcome_there))
-    bounds_known = [bound_s for bound_s in bounds if bound_s is not None]
-    closed = complete and usable is request.cluster and len(bounds_known) == len(bounds)
     best = min([*decisions, *on_whole], key=_seconds, default=None)
     if best is None:
         as_listed = usable.with_any_gpus(allowed=False)
-        everything = replace(everything, cluster=as_listed)
-        return NodeDecision(request=everything, settled=IdleDecision(outcome=outcome, full=None))
+        return NodeDecision.of_search(replace(everything, cluster=as_listed), outcome)
     if compares and any(best is each for each in on_whole):
         settled = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
         best = replace(best, settled=settled)
-    bound_s = min(bounds_known) if closed else None
-    return replace(best, settled=replace(best.settled, outcome=_bounded(best, bound_s)))
+    closed = complete and usable is request.cluster
+    return _bounded(best, _least_known(bounds) if closed else None)
 
 
 def _of_everything(
@@ -1065,8 +1065,7 @@ def _of_everything(
     mapped_s = mapped.best[0].step_time_s * (1 + ROUNDING)
     if not best_there.best or mapped_s < best_there.best[0].step_time_s:
         best_there = mapped
-    settled = IdleDecision(outcome=best_there, full=None)
-    return [NodeDecision(request=on_these, settled=settled)], outcome
+    return [NodeDecision.of_search(on_these, best_there)], outcome
 
 
 def _as_mapped(request: PlanRequest, outcome: Outcome) -> NodeDecision:
@@ -1077,7 +1076,7 @@ def _as_mapped(request: PlanRequest, outcome: Outcome) -> NodeDecision:
     workload = there.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
     priced = replace(plan, step_time_s=Setup.of_priced(workload, plan).step_time_s)
     mapped = replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
-    return NodeDecision(request=there, settled=IdleDecision(outcome=mapped, full=None))
+    return NodeDecision.of_search(there, mapped)
 
 
 def _best_layout(decisions: list[NodeDecision]) -> Layout | None:
@@ -1094,15 +1093,24 @@ def _is_closed(best: NodeDecision, bound_s: float | None) -> bool:
     return bool(plans) and bound_s is not None and bound_s * (1 + ROUNDING) >= plans[0].step_time_s
 
 
-def _bounded(best: NodeDecision, bound_s: float | None) -> Outcome:
-    """The outcome of a decision with a bound that holds for all that was to decide on."""
+def _bounded(best: NodeDecision, bound_s: float | None) -> NodeDecision:
+    """A decision with a bound that holds for all that was to decide on."""
     outcome = best.settled.outcome
     if not outcome.best:
-        return outcome
-    price_s = outcome.best[0].step_time_s
-    if _is_closed(best, bound_s):
-        return replace(outcome, status="optimal", lower_bound_s=price_s)
-    return replace(outcome, status="feasible", lower_bound_s=bound_s)
+        return best
+    closed = _is_closed(best, bound_s)
+    outcome = replace(
+        outcome,
+        status="optimal" if closed else "feasible",
+        lower_bound_s=outcome.best[0].step_time_s if closed else bound_s,
+    )
+    return replace(best, settled=replace(best.settled, outcome=outcome))
+
+
+def _least_known(bounds: Sequence[float | None]) -> float | None:
+    """The least of some bounds; None where any of them is unknown."""
+    known = [bound_s for bound_s in bounds if bound_s is not None]
+    return min(known) if len(known) == len(bounds) else None
 
 
 def _links_are_alike(cluster: ClusterSpec) -> bool:
@@ -1159,8 +1167,7 @@ def _in_fullest_rack(
     limit_s = limit_left_s()
     share_s = None if limit_s is None else limit_s * RACK_SHARE
     there = replace(request, cluster=rack, gpus=rack.gpus, time_limit_s=share_s)
-    settled = IdleDecision(outcome=searched(there, counts=True), full=None)
-    return [NodeDecision(request=there, settled=settled)]
+    return [NodeDecision.of_search(there, searched(there, counts=True))]
 
 
 def _in_one_leaf(request: PlanRequest, searched: Searched) -> float | None:
@@ -1170,8 +1177,7 @@ def _in_one_leaf(request: PlanRequest, searched: Searched) -> float | None:
     bound_s = _least_s(_on_one_leaf(request, searched))
     if bound_s is None or IDLE_GPUS in request.forbids:
         return bound_s
-    parts_s = _least_s(_on_parts(request, searched, below_s=bound_s))
-    return None if parts_s is None else min(bound_s, parts_s)
+    return _least_known([bound_s, _least_s(_on_parts(request, searched, below_s=bound_s))])
 
 
 def _on_one_leaf(request: PlanRequest, searched: Searched, *, below_s: float = inf) -> Outcome:
@@ -1229,32 +1235,27 @@ def _on_nodes_of_all(
         return []
     asked = _only_on(request, request.cluster, everything.best[0].ranks)
     asked = replace(asked, time_limit_s=shares.next_s())
-    return [NodeDecision(request=asked, settled=IdleDecision(outcome=searched(asked), full=None))]
+    return [NodeDecision.of_search(asked, searched(asked))]
 
 
 def _least_s(outcome: Outcome) -> float | None:
     """No plan of a search is faster than this: infinite where it is proven that there is none."""
-    return float("inf") if outcome.status == "infeasible" else outcome.lower_bound_s
+    return inf if outcome.status == "infeasible" else outcome.lower_bound_s
 
 
 def _seconds(decision: NodeDecision) -> float:
     best = decision.settled.outcome.best
-    return best[0].step_time_s * (1 + ROUNDING) if best else float("inf")
+    return best[0].step_time_s * (1 + ROUNDING) if best else inf
 
 
 def _with_bound(
     best: NodeDecision, decisions: list[NodeDecision], floor_s: float | None, complete: bool
-) -> Outcome:
-    """The best outcome with what is proven of all choices of nodes."""
-    outcome = best.settled.outcome
-    if not outcome.best or (complete and len(decisions) == 1):
-        return outcome
-    bound_s = floor_s
-    bounds = [_least_s(decision.settled.outcome) for decision in decisions]
-    known = [bound for bound in bounds if bound is not None]
-    if complete and len(known) == len(bounds):
-        bound_s = min(known)
-    return _bounded(best, bound_s)
+) -> NodeDecision:
+    """The best decision with what is proven of all choices of nodes."""
+    if complete and len(decisions) == 1:
+        return best
+    bound_s = _least_known([_least_s(decision.settled.outcome) for decision in decisions])
+    return _bounded(best, floor_s if bound_s is None or not complete else bound_s)
 
 
 def _only_on(request: PlanRequest, cluster: ClusterSpec, ranks: tuple[Place, ...]) -> PlanRequest:
@@ -1331,10 +1332,7 @@ def _counts(
     """Nodes to take of every leaf, in all ways that differ in more than the names of leaves and pods."""
     free, links = [len(nodes) for nodes in leaves.values()], uplinks(cluster)
     rates_gbps = _gbps_of_nodes(cluster)
-    ways = 1
-    for count in free:
-        ways *= count + 1
-    if ways > MOST_COUNTED:
+    if prod(count + 1 for count in free) > MOST_COUNTED:
         yield from ({} for _ in range(MOST_CHOICES + 1))
         return
     seen = set()

@@ -17,7 +17,7 @@ from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MOD
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.rates import attends_faster_in_fp8
 from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution, Workload
-from meshwright.errors import InputError, listed, refuse_unknown, shown
+from meshwright.errors import InputError, listed, refuse_unknown, separate_words, shown
 from meshwright.frameworks.catalog import planned
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.schema import ModelSpec
@@ -385,7 +385,7 @@ def _pinned(
 
 def parse_without(texts: Iterable[str] | str) -> tuple[str, ...]:
     """Comma-separated names to do without, checked and without repeats."""
-    names = separate_words(texts)
+    names = separate_words(texts, "without")
     refuse_unknown(names, WITHOUT, where="without", what="is not known")
     return names
 
@@ -395,16 +395,9 @@ def parse_allow(texts: Iterable[str] | str) -> tuple[str, ...]:
 
     `all` stands for each that changes the numbers.
     """
-    names = separate_words(texts)
+    names = separate_words(texts, "allow")
     refuse_unknown(names, (*PERMISSIONS, "all"), where="allow", what="is not known")
     if "all" not in names:
         return names
     rest = (name for name in names if name not in (*ALLOW, "all"))
     return (*ALLOW, *rest)
-
-
-def separate_words(texts: Iterable[str] | str) -> tuple[str, ...]:
-    """The words of a comma-separated text, or of several, without repeats."""
-    several = [texts] if isinstance(texts, str) else texts
-    words = (word.strip() for text in several for word in text.split(","))
-    return tuple(dict.fromkeys(word for word in words if word))

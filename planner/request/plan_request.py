@@ -42,6 +42,7 @@ from meshwright.errors import (
     refuse_unknown,
     require_number,
     require_whole,
+    separate_words,
     shown,
 )
 from meshwright.frameworks.catalog import (
@@ -67,7 +68,6 @@ from meshwright.planner.request.choices import (
 from meshwright.planner.request.executions import (
     ExecutionOptions,
     execution_options,
-    separate_words,
     with_shardings,
 )
 
@@ -152,9 +152,9 @@ class PlanInputs(ClosedDocument):
         """Plans written before dispatchers were chosen carried the one that was given."""
         if not isinstance(data, dict) or "moe_dispatch" not in data:
             return data
-        rest = {name: value for name, value in data.items() if name != "moe_dispatch"}
-        pins = {**(data.get("pins") or {}), "moe_dispatch": data["moe_dispatch"]}
-        return {**rest, "pins": pins}
+        rest, pins = dict(data), data.get("pins") or {}
+        dispatch = {"moe_dispatch": rest.pop("moe_dispatch")}
+        return {**rest, "pins": pins | dispatch if isinstance(pins, dict) else pins}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +191,6 @@ class PlanRequest:
     max_cut_use: float = 1.0
     """Share of the capacity of every cut of the fabric that may be used in a phase, 1e-6 to 1, which limits
     nothing."""
-    expert_imbalance: float = 1.0
-    """Load of the busiest expert-parallel rank over the mean, 1 to 1,000."""
     expert_loads: ExpertLoads | None = None
     """Measured loads, with placements for every expert-parallel degree. What layouts are priced with is the
     balance of experts in their own order, which frameworks run, or of the placements where those are allowed.
@@ -255,7 +253,6 @@ class PlanRequest:
         _within("reserve_gib", self.reserve_gib, 0, 10_000, "GiB")
         _within("memory_risk", self.memory_risk, 1e-6, POINT_ESTIMATE, "share of runs")
         _within("max_cut_use", self.max_cut_use, 1e-6, 1, "share of a cut's capacity")
-        _within("expert_imbalance", self.expert_imbalance, 1, 1000, "busiest over mean load")
         _within("top_k", self.top_k, 1, 1000, "layouts")
         _within("seed", self.seed, 0, 2**31 - 1, "the solver's random seed")
         if self.time_limit_s is not None:
@@ -686,7 +683,7 @@ def parse_inside_domain(texts: Iterable[str] | str) -> tuple[str, ...]:
 
 
 def _parsed(name: str, texts: Iterable[str] | str, allowed: Collection[str]) -> tuple[str, ...]:
-    words = separate_words(texts)
+    words = separate_words(texts, name)
     for word in words:
         _one_of(name, word, allowed)
     return words

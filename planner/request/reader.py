@@ -27,7 +27,7 @@ from meshwright.documents import (
     read_text,
     validated,
 )
-from meshwright.errors import InputError, refuse_unknown, shown
+from meshwright.errors import InputError, refuse_unknown, shown, texts_of
 from meshwright.model_specs.adapters import EVERY_PARAMETER, read_adapters
 from meshwright.model_specs.blocks import ImageInput
 from meshwright.model_specs.reader import read_model
@@ -318,8 +318,9 @@ def limited_to_nodes(cluster: ClusterSpec, nodes: str | Collection[str] | None) 
     InputError
         If the text is no host list, or names a node that the cluster does not list.
     """
+    names = None if nodes is None or isinstance(nodes, str) else texts_of(nodes, "nodes")
     if nodes is not None and lies_alike(cluster):
-        free = dict.fromkeys(nodes, cluster.gpus_per_node)
+        free = dict.fromkeys(names or (), cluster.gpus_per_node)
         if isinstance(nodes, str):
             free = {
                 name: gpus
@@ -328,7 +329,6 @@ def limited_to_nodes(cluster: ClusterSpec, nodes: str | Collection[str] | None) 
             }
         if not any(name.isdecimal() for name in free):
             return of_nodes(cluster, free)
-    names = nodes
     if nodes is None or isinstance(nodes, str):
         names = named_nodes(nodes, free_by_name(cluster))
     return cluster if names is None else only_nodes(cluster, names)

@@ -299,6 +299,35 @@ def test_a_plan_is_placed_on_other_nodes_and_priced_there(
     assert code == 0, text
 
 
+def test_what_a_plan_says_of_packs_and_of_its_training_goes_along(
+    part_filled: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Days, packs and their tokens a second are of the step on the other nodes."""
+    _, cluster = part_filled
+    lengths, out = tmp_path / "lengths.csv", tmp_path / "out"
+    lengths.write_text("length,count\n100,50\n500,100\n900,20\n", encoding="utf-8")
+    code, text = run(
+        "plan", "gpt2-xl", "--cluster", cluster, "--nodes", "a[0-1]", "--global-batch", 22,
+        "--lengths", lengths, "--pin", "tp=1,pp=1,dp=11,micro_batch=1", "--framework", "fsdp2",
+        "--tokens", 1e10, "--days", 1e3, "-o", tmp_path / "plan",
+    )  # fmt: skip
+    assert code == 0, text
+    code, text = run(
+        "launch", tmp_path / "plan", "--cluster", cluster, "--nodes", "b0,c0", "-o", out
+    )
+    assert code == 0, text
+    before, after = read_plan(tmp_path / "plan"), read_plan(out)
+    for plan in (before, after):
+        assert plan.predicted is not None
+        assert plan.lengths is not None
+        assert plan.cost is not None
+        assert plan.lengths.planned.step_time_s == pytest.approx(plan.predicted.step_time_s)
+        steps = 1e10 / plan.inputs.tokens_per_step
+        assert plan.cost.plan.days == pytest.approx(steps * plan.predicted.step_time_s / 86_400)
+    code, text = run("verify", out)
+    assert code == 0, text
+
+
 def test_nodes_that_cannot_hold_the_plan_are_refused(
     part_filled: tuple[Path, Path], tmp_path: Path
 ) -> None:

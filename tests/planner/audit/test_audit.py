@@ -278,6 +278,15 @@ def test_ranks_are_compared_one_by_one(copied: Path) -> None:
     assert any("rank 0 is on" in fault for fault in broken(copied)["ranks"])
 
 
+def test_damaged_lists_and_pins_are_faults_in_words(copied: Path) -> None:
+    """A field too long for any CSV and pins that are none ended in exceptions of Python's own."""
+    ranks = copied / "mapping" / "ranks.csv"
+    ranks.write_text(f'{ranks.read_text(encoding="utf-8")}"{"x" * 200_000}', encoding="utf-8")
+    assert "is no CSV" in broken(copied)["ranks"][0]
+    replaced(copied / "plan.yaml", "  pins: {}", "  pins: [1]\n  moe_dispatch: alltoall")
+    assert "inputs.pins: must be a mapping" in broken(copied)["document"][0]
+
+
 def test_flags_are_read_back(copied: Path) -> None:
     replaced(copied / "launch.sh", "--seq-length 1024", "--seq-length 2048")
     faults = broken(copied)["launch files"]

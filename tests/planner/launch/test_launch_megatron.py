@@ -271,6 +271,9 @@ def test_mappings_that_do_not_fit_are_refused() -> None:
         MEGATRON_WRITER.files(at(plan, [(0, 0), (0, 1)]))
     with pytest.raises(InfeasibleError, match="two ranks on one GPU"):
         MEGATRON_WRITER.files(at(plan, [(0, 0)] * 8))
+    for place in ((-1, 7), (0, 8), (0, -1)):
+        with pytest.raises(InfeasibleError, match=rf"GPU {place[1]} of node {place[0]}: .* 8 GPUs"):
+            MEGATRON_WRITER.files(at(plan, [*((0, gpu) for gpu in range(7)), place]))
     with pytest.raises(InfeasibleError, match=r"uses node 1 .* only 1 nodes are known"):
         MEGATRON_WRITER.files(on_nodes(plan, ["a"], [(1, gpu) for gpu in range(8)]))
     with pytest.raises(InfeasibleError, match="cannot be a node name"):

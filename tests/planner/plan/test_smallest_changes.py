@@ -276,6 +276,18 @@ def test_a_change_that_another_request_tried_is_not_tried_again() -> None:
     assert infeasible._answer_kept.cache_info().hits
 
 
+def test_a_trial_with_any_gpus_left_out_has_an_answer_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No document says so of a cluster, but its layouts are mapped otherwise."""
+    monkeypatch.setattr(infeasible, "_found_gib", lambda asked: float(asked.cluster.takes_any_gpus))
+    whole = request(gpus=8)
+    any_gpus = replace(whole, cluster=whole.cluster.with_any_gpus())
+    infeasible._answer_kept.cache_clear()
+    assert [infeasible._fullest_gib(each) for each in (whole, any_gpus)] == [0.0, 1.0]
+    infeasible._answer_kept.cache_clear()
+
+
 def test_where_nothing_is_usable_only_what_leaves_some_is_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

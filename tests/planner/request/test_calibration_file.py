@@ -12,8 +12,10 @@ import meshwright
 from meshwright.costmodel.calibration import NAMES, Factors
 from meshwright.costmodel.rates import step_time_band
 from meshwright.errors import InputError
+from meshwright.planner.audit import stated_figure_faults
 from meshwright.planner.plan.make_plan import make_plan, repriced
 from meshwright.planner.plan.texts import plan_text, read_plan
+from meshwright.planner.plan.training_cost import Budget, with_cost
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import calibration_text, read_calibration, read_request
 from tests.planner.runs.calibration.own_runs import stack
@@ -107,6 +109,18 @@ def test_a_finished_plan_is_priced_anew() -> None:
     assert again.status == "feasible"
     assert again.objective.lower_bound_s is None
     assert repriced(plain, None) is plain
+
+
+def test_all_that_a_calibration_moves_is_worked_out_again() -> None:
+    """Marks, limits and memory are those of the new prices, as `verify` counts them."""
+    plain = make_plan(request(pin="micro_batch=1,cp=1", without=WITHOUT), robustness=False)
+    again = repriced(with_cost(plain, Budget(tokens=1e12)), stack(FACTORS))
+    assert list(stated_figure_faults(again)) == []
+    assert again.grades != plain.grades
+    assert again.cost is not None
+    assert again.predicted is not None
+    seconds = again.predicted.step_time_s / again.inputs.tokens_per_step * 1e12
+    assert again.cost.plan.days == pytest.approx(seconds / 86_400)
 
 
 def test_the_band_of_another_device_stays_the_shipped_one() -> None:

@@ -47,7 +47,7 @@ def request(**changes: Any) -> PlanRequest:
         ({"reserve_gib": -1.0}, "reserve_gib"),
         ({"top_k": 0}, "top_k"),
         ({"time_limit_s": -1.0}, "time_limit_s"),
-        ({"expert_imbalance": 0.5}, "expert_imbalance"),
+        ({"max_cut_use": 0.0}, "max_cut_use"),
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, Any], words: str) -> None:
