@@ -346,7 +346,9 @@ class SlotChooser(Chooser):
         Candidates beyond the largest model wait for the next one.
         """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
-        if len(best) > 1 and promising:  # the best is proven already: the next ones are wanted
+        if (
+            wanted > 1 and best and promising
+        ):  # the model would end with the best: others are wanted
             return promising[0]
         largest = self._params.largest_master
         kept = [np.flatnonzero(each.mappings.bound_s < cutoff_s) for each in promising[:largest]]
