@@ -370,19 +370,12 @@ class Cells:
         return np.asarray(np.argmax(on_leaf, axis=0), dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mapped:
-    """The variables of all grids in a model."""
-
-    cells: dict[Grid, Cells]
-
-
 def post_mappings(
     model: cp_model.CpModel,
     mappings: Sequence[Sequence[Any]],
     needs: Sequence[Sequence[Need | None]],
-) -> Mapped:
-    """Ties every mapping literal to counts of slots that are what its price assumes.
+) -> dict[Grid, Cells]:
+    """Ties every mapping literal to counts of slots that are what its price assumes; returns the counts.
 
     Layouts with the same grid share the counts, and mappings with the same need its limits.
     """
@@ -405,7 +398,7 @@ def post_mappings(
         cells[grid] = Cells(model, grid, used)
         for need, literal in chosen.items():
             cells[grid].post(need, literal)
-    return Mapped(cells=cells)
+    return cells
 
 
 # Whether slots can be put on leaves as a price asks: known mappings first, then CP-SAT; answers are kept.
@@ -436,9 +429,9 @@ class _Answers:
 class Packing:
     """Answers for all layouts of a search; layouts with the same grid share them."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         self._answers: dict[Grid, _Answers] = {}
-        self._seed, self._work_left = seed, ALL_WORK
+        self._work_left = ALL_WORK
         self.deadline = inf
         """On the clock of `time.monotonic`; no question is asked behind it."""
 
@@ -493,7 +486,7 @@ class Packing:
         cells = Cells(model, need.grid, always)
         cells.post(need, always)
         work = min(QUESTION_WORK, self._work_left)
-        solver = repeatable_solver(self._seed, work=work, deadline=self.deadline)
+        solver = repeatable_solver(0, work=work, deadline=self.deadline)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:

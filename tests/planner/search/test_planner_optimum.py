@@ -43,6 +43,7 @@ from meshwright.planner.search.model import Candidates, build_model, price_ns, s
 from meshwright.planner.search.pricing import Certificate, Outcome, SearchParams, Sought
 from meshwright.planner.search.space import Space, space_of
 from meshwright.planner.solvers.processes import on_processes
+from tests.planner.search.rows_of_rules import with_rules
 from tests.soaked import some
 
 Stages = tuple[tuple[int, ...], ...]
@@ -496,7 +497,7 @@ def test_one_joint_model_gives_the_same_optimum(seed: int) -> None:
             prices.append(never if priced is None else price_ns(priced.step_time_s))
         times.append(np.array(prices or [never], dtype=np.int64))
     table = Candidates(workload=space.workload, layouts=layouts, memory_gib=memory)
-    choice = solve(build_model(table, rules, times), seed=0, time_limit_s=None)
+    choice = solve(with_rules(build_model(times), rules, table), seed=0, time_limit_s=None)
     outcome = search(asked)
     assert choice.status == outcome.status == "optimal"
     assert times[choice.layout][choice.mapping] == price_ns(outcome.best[0].step_time_s)
