@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
-from math import inf
+from math import inf, lcm
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -206,12 +206,12 @@ class Cells:
         for stage in range(grid.stages):
             for slot in range(grid.slots):
                 model.add(sum(leaf[stage][slot] for leaf in on_leaf) == used)
-        size = max(grid.context_slots, grid.expert_slots)
+        # Runs of slots that cut no group are alike: those with more in the first leaf come first.
+        size = lcm(grid.context_slots, grid.expert_slots)
         in_first_leaf = on_leaf[0][0]
         first = [sum(in_first_leaf[slot : slot + size]) for slot in range(0, grid.slots, size)]
-        # Groups are alike: those with more in the first leaf come first.
-        for group, after in pairwise(first):
-            model.add(group >= after)
+        for run, after in pairwise(first):
+            model.add(run >= after)
         return on_leaf
 
     def _counts(self, used: Any) -> list[list[Any]]:
@@ -370,19 +370,12 @@ class Cells:
         return np.asarray(np.argmax(on_leaf, axis=0), dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mapped:
-    """The variables of all grids in a model."""
-
-    cells: dict[Grid, Cells]
-
-
 def post_mappings(
     model: cp_model.CpModel,
     mappings: Sequence[Sequence[Any]],
     needs: Sequence[Sequence[Need | None]],
-) -> Mapped:
-    """Ties every mapping literal to counts of slots that are what its price assumes.
+) -> dict[Grid, Cells]:
+    """Ties every mapping literal to counts of slots that are what its price assumes; returns the counts.
 
     Layouts with the same grid share the counts, and mappings with the same need its limits.
     """
@@ -405,7 +398,7 @@ def post_mappings(
         cells[grid] = Cells(model, grid, used)
         for need, literal in chosen.items():
             cells[grid].post(need, literal)
-    return Mapped(cells=cells)
+    return cells
 
 
 # Whether slots can be put on leaves as a price asks: known mappings first, then CP-SAT; answers are kept.
@@ -436,9 +429,9 @@ class _Answers:
 class Packing:
     """Answers for all layouts of a search; layouts with the same grid share them."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         self._answers: dict[Grid, _Answers] = {}
-        self._seed, self._work_left = seed, ALL_WORK
+        self._work_left = ALL_WORK
         self.deadline = inf
         """On the clock of `time.monotonic`; no question is asked behind it."""
 
@@ -493,7 +486,7 @@ class Packing:
         cells = Cells(model, need.grid, always)
         cells.post(need, always)
         work = min(QUESTION_WORK, self._work_left)
-        solver = repeatable_solver(self._seed, work=work, deadline=self.deadline)
+        solver = repeatable_solver(0, work=work, deadline=self.deadline)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
@@ -537,10 +530,26 @@ def keeps(instance: Instance, assignment: IntArray, need: Need) -> bool:
     )
     if not all(_within(problem, where, blocks, limits) for where, blocks, limits in sides):
         return False
+    if need.leaves.expert_parts is None and need.pods.expert_parts is None:
+        return True
     wanted = [limits.expert_parts or (1,) * problem.stages for _, _, limits in sides]
     parts = [smallest_parts(problem, where, blocks).tolist() for where, blocks, _ in sides]
-    pairs = zip(sorted(zip(*parts, strict=True)), sorted(zip(*wanted, strict=True)), strict=True)
-    return all(leaf >= least and pod >= fewest for (leaf, pod), (least, fewest) in pairs)
+    return _are_dealt(list(zip(*parts, strict=True)), list(zip(*wanted, strict=True)))
+
+
+def _are_dealt(parts: list[tuple[int, int]], wanted: list[tuple[int, int]]) -> bool:
+    """Whether each wish, in leaves and in pods, has a stage of its own with parts as large as that.
+
+    The wish for the largest part in leaves first takes the stage with the smallest part in pods that will do:
+    whatever is left has large enough parts in leaves for the wishes after it.
+    """
+    waiting = sorted(parts, key=lambda part: part[1])
+    for leaf, pod in sorted(wanted, reverse=True):
+        fitting = next((part for part in waiting if part[0] >= leaf and part[1] >= pod), None)
+        if fitting is None:
+            return False
+        waiting.remove(fitting)
+    return True
 
 
 def smallest_parts(problem: MappingProblem, where: IntArray, blocks: int) -> IntArray:

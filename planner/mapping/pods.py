@@ -658,8 +658,6 @@ def exchanged(
     problem: MappingProblem,
     counts: IntArray,
     tries: int,
-    *,
-    seed: int = 0,
 ) -> IntArray:
     """The cheapest counts that are met on the way, leaves and pods together.
 
@@ -669,14 +667,12 @@ def exchanged(
         Slots of each stage in each leaf to begin with, shape [leaves, stages].
     tries
         Exchanges that are drawn.
-    seed
-        Of the random numbers.
     """
     part_bytes = problem.traffic.ring_bytes + problem.traffic.hop_bytes * problem.slots
     part_s = part_bytes * float(np.mean(problem.pod_s_per_byte))
     if part_s <= 0 or problem.stages < 2:
         return counts
-    state = _State(problem, counts, random.Random(seed), STAGE_SHARE)
+    state = _State(problem, counts)
     best, best_s = counts, state.cost_s
     cooling = LAST_TEMPERATURE / FIRST_TEMPERATURE
     for attempt in range(tries):
@@ -689,10 +685,8 @@ def exchanged(
 class _State:
     """Counts and what they cost."""
 
-    def __init__(
-        self, problem: MappingProblem, counts: IntArray, rng: random.Random, stage_share: float
-    ) -> None:
-        self._problem, self._rng, self._stage_share = problem, rng, stage_share
+    def __init__(self, problem: MappingProblem, counts: IntArray) -> None:
+        self._problem, self._rng = problem, random.Random(0)
         self.counts = counts.copy()
         self._pod_of: list[int] = problem.pod_of.tolist()
         self._leaf_s = np.asarray(problem.leaf_s_per_byte)
@@ -726,7 +720,7 @@ class _State:
 
     def try_exchange(self, temperature_s: float) -> bool:
         """Draws an exchange and makes it if it pays, or by chance; whether it was made."""
-        if self._rng.random() < self._stage_share:
+        if self._rng.random() < STAGE_SHARE:
             return self._try_stages(temperature_s)
         drawn = self._draw()
         return drawn is not None and self._try_leaves(*drawn, temperature_s)

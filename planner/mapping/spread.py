@@ -241,22 +241,22 @@ def least_spread(
         bounds.append(ReachBound(blocks, problem.stages, problem.slots).least(weights))
     best = _Best(problem, weights, bounds, [hostname, *regular_orders(problem)])
     best.bands(deadline)
-    reached = reach_of(problem, best.assignment)
-    proven = [weights.key(reached[level]) == weights.key(bounds[level]) for level in LEVELS]
-    bound_s = 0.0
+    reached, before = reach_of(problem, best.assignment), reach_of(problem, hostname)
+    levels_proven, bound_s = 0, 0.0
     if is_small(problem):
         exact = least_reach(problem, best.assignment, weights, reached=reached, known=bounds)
         best.consider(exact.assignment)
-        proven = [proven[level] or level < exact.levels_proven for level in LEVELS]
+        # Fewer pods may have cost leaves: what was known of the reach before is not of this one.
+        reached, levels_proven = reach_of(problem, best.assignment), exact.levels_proven
         bound_s = exact.traffic_bound_s or 0.0
     check_assignment(problem, best.assignment)
-    reached, before = reach_of(problem, best.assignment), reach_of(problem, hostname)
     pods, leaves = (
         LevelReach(
             reached=reached[level],
             hostname=before[level],
             bound=bounds[level],
-            proven=proven[level],
+            proven=level < levels_proven
+            or weights.key(reached[level]) == weights.key(bounds[level]),
         )
         for level in LEVELS
     )

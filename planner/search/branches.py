@@ -90,9 +90,8 @@ class Branch:
 
     def refused_outright(self) -> bool:
         """Whether a rule refuses the workload itself, whatever the layout."""
-        default_layout = as_array(Layout())
         table = Candidates(
-            workload=self.pricing.workload, layouts=default_layout, memory_gib=np.zeros(1)
+            workload=self.pricing.workload, layouts=Layout().flat(), memory_gib=np.zeros(1)
         )
         return any(rule.of_workload and rule.excess(table)[0] > 0 for rule in self.rules)
 
@@ -442,11 +441,6 @@ def representatives(branches: Sequence[Branch]) -> list[Branch]:
         if plain not in chosen or (run.tp_overlap and not chosen[plain].execution.tp_overlap):
             chosen[plain] = branch
     return list(chosen.values())
-
-
-def as_array(layout: Layout) -> Layout:
-    """One layout as an array of one."""
-    return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
 
 
 # What of degrees fits, asked once for executions and searches that need the same memory.

@@ -29,16 +29,9 @@ from meshwright.planner.bounds.mappings import rows_under
 from meshwright.planner.bounds.paces import host_limit_gib
 from meshwright.planner.mapping.joint import Grid, Need
 from meshwright.planner.mapping.pricing import MappedPricing, Way, cut_uses
-from meshwright.planner.search.branches import Branch, Candidate, Chooser, Combination, as_array
+from meshwright.planner.search.branches import Branch, Candidate, Chooser, Combination
 from meshwright.planner.search.kernel_model import KernelChoice, KernelModel
-from meshwright.planner.search.model import (
-    Candidates,
-    Experts,
-    bound_ns,
-    build_model,
-    price_ns,
-    solve,
-)
+from meshwright.planner.search.model import Experts, bound_ns, build_model, price_ns, solve
 from meshwright.planner.search.pricing import Certificate, SearchParams
 
 if TYPE_CHECKING:
@@ -346,7 +339,9 @@ class SlotChooser(Chooser):
         Candidates beyond the largest model wait for the next one.
         """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
-        if len(best) > 1 and promising:  # the best is proven already: the next ones are wanted
+        if (
+            wanted > 1 and best and promising
+        ):  # the model would end with the best: others are wanted
             return promising[0]
         largest = self._params.largest_master
         kept = [np.flatnonzero(each.mappings.bound_s < cutoff_s) for each in promising[:largest]]
@@ -364,13 +359,8 @@ class SlotChooser(Chooser):
             layouts.append(best[0].layout)
             times.append(np.array([price_ns(best[0].step_time_s)], dtype=np.int64))
             needs.append([None])
-        table = Candidates(
-            workload=self._branches[0].pricing.workload,
-            layouts=as_array(best[0].layout if best else chosen[0].layout),
-            memory_gib=np.zeros(1),
-        )
         # Every candidate keeps the rules of its own execution: none is left to be posted.
-        built = build_model(table, (), times, needs, self._experts(layouts, needs))
+        built = build_model(times, needs, self._experts(layouts, needs))
         self._certificate.rounds += 1
         choice = solve(built, self._seed, time_limit_s)
         if choice.status in ("unknown", "feasible"):
@@ -386,7 +376,7 @@ class SlotChooser(Chooser):
         candidate, need = chosen[choice.layout], needs[choice.layout][choice.mapping]
         if need is not None:
             pricing = self._branches[candidate.branch].pricing
-            pricing.use_assignment(candidate.layout, built.mapped.cells[need.grid], choice.value)
+            pricing.use_assignment(candidate.layout, built.mapped[need.grid], choice.value)
         return candidate
 
     def _experts(
@@ -511,11 +501,11 @@ def _costs_by_stage(workload: Workload, layout: Layout, placement: Placement) ->
     """Of a layout under one placement; each rank's own where stages differ, and the least for all ranks."""
     columns = {name: np.asarray(getattr(placement, name))[None] for name in GROUPS}
     if not isinstance(placement, StagedPlacement):
-        return combination_costs(workload, as_array(layout), Placement(**columns))[0]
+        return combination_costs(workload, layout.flat(), Placement(**columns))[0]
     nearest = {**columns, "ep": placement.stage_ep.max(axis=0)[None]}
     every = [Placement(**nearest)]
     every += [Placement(**{**columns, "ep": row[None]}) for row in placement.stage_ep]
-    least, *stages = (combination_costs(workload, as_array(layout), one)[0] for one in every)
+    least, *stages = (combination_costs(workload, layout.flat(), one)[0] for one in every)
     last = len(stages) - 1
     ranks = [
         RankCosts(

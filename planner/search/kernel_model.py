@@ -420,7 +420,7 @@ class KernelModel:
         mapped = post_mappings(
             self.model, [[literal] for literal in self._literals], [[need] for need in needs]
         )
-        for cells in mapped.cells.values():
+        for cells in mapped.values():
             cells.state_names(leaves)
 
     def _step(self) -> None:

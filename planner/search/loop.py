@@ -50,7 +50,6 @@ from meshwright.planner.search.branches import (
     LayoutPool,
     LeastFirst,
     RoomOfBranches,
-    as_array,
     plainest,
     representatives,
 )
@@ -261,7 +260,7 @@ class LayoutSearch:
                 space=branch.space,
                 layouts=pool.take(rows_there)
                 if len(rows_there)
-                else as_array(Layout()).take(rows_there),
+                else Layout().flat().take(rows_there),
                 bound_s=pool.bound_s[rows_there],
             )
             for branch, rows_there in zip(self._branches, rows, strict=True)
@@ -463,7 +462,7 @@ class LayoutSearch:
         Least bounds first. Where it is known how they are likely run, that is asked first, and the others
         only if none fits so. A layout that is not of the space is left out: its price would not be of a plan.
         """
-        degrees = layouts if np.ndim(layouts.tp) else as_array(layouts)
+        degrees = layouts.flat()
         of_space = [self._space.has(degrees.scalar(row)) for row in range(np.size(degrees.tp))]
         degrees = degrees.take(np.flatnonzero(of_space))
         degrees = degrees.take(self._are_sought(degrees))
@@ -742,15 +741,21 @@ class LayoutSearch:
             priced = branch.pricing.exact_apart(layout, least_s, self._cutoff_s)
             self._undecided_s = min(self._undecided_s, branch.pricing.undecided_s)
             if priced is not None:
-                run = replace(priced, execution=branch.execution_of(priced.layout))
-                self._best = [each for each in self._best if not _is_same_run(each[2], run)]
-                self._take(run)
+                self._take_mapping(branch, priced)
 
     def _look_beyond_the_lists(self) -> None:
         """Closes the mappings that no list has, as far as it goes: their bound decides on the proof."""
         for branch in () if self._sought.listed_only else self._branches:
             for priced in branch.pricing.beyond_the_list(self._least_known_s):
-                self._take(replace(priced, execution=branch.execution_of(priced.layout)))
+                self._take_mapping(branch, priced)
+
+    def _take_mapping(self, branch: Branch, priced: Priced) -> None:
+        """Takes a layout under a further mapping; of several prices of one layout the best alone is kept."""
+        run = replace(priced, execution=branch.execution_of(priced.layout))
+        same_s = [seconds for seconds, _, each in self._best if _is_same_run(each, run)]
+        if min(same_s, default=inf) > run.step_time_s:
+            self._best = [each for each in self._best if not _is_same_run(each[2], run)]
+            self._take(run)
 
     def _is_settled(self) -> bool:
         """Whether no candidate beats the cutoff. A search about another plan leaves out the model where

@@ -1,7 +1,6 @@
 """The planning problem as one CP-SAT model.
 
     choose exactly one layout                      sum_i layout_i = 1
-    that no rule forbids                           sum_i over_{r,i} layout_i <= 0   for every rule r
     and exactly one mapping of it                  sum_k mapping_{i,k} = layout_i
     whose slots find their leaves                  mapping_{i,k} => limits on n_{leaf,stage}
                                                    (irregular allocations: `fabric.joint`)
@@ -22,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.rule import Rule
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
-from meshwright.planner.mapping.joint import Mapped, post_mappings
+from meshwright.planner.mapping.joint import Cells, Grid, post_mappings
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ class PlanModel:
     model: cp_model.CpModel
     layouts: list[cp_model.IntVar]
     mappings: list[list[cp_model.IntVar]]
-    mapped: Mapped
+    mapped: dict[Grid, Cells]
     placed: PlacementVariables | None = None
 
 
@@ -93,8 +91,6 @@ class Experts:
 
 
 def build_model(
-    candidates: Candidates,
-    rules: Sequence[Rule],
     time_ns: Sequence[NDArray[np.int64]],
     needs: Needs | None = None,
     experts: Experts | None = None,
@@ -114,8 +110,6 @@ def build_model(
         for i, times in enumerate(time_ns)
     ]
     model.add_exactly_one(layouts)
-    for rule in rules:
-        rule.post(model, layouts, rule.excess(candidates))
     for chosen, ways in zip(layouts, mappings, strict=True):
         model.add(sum(ways) == chosen)
     mapped = post_mappings(model, mappings, needs or [[None] * len(ways) for ways in mappings])

@@ -592,12 +592,12 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
     experts = divisors(model.moe.experts) if model.moe is not None else [1]
     space = Space(
         workload=workload,
-        tp=axis("tp", _tensor_degrees(workload)),
+        tp=axis("tp", _within_a_domain(workload, model.heads)),
         cp=axis("cp", _context_degrees(workload)),
         pp=axis("pp", list(range(1, min(model.most_stages, request.gpus) + 1))),
         dp=axis("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
         ep=axis("ep", [e for e in experts if e <= request.gpus]),
-        etp=axis("etp", _expert_tensor_degrees(workload)),
+        etp=axis("etp", _within_a_domain(workload, model.moe.moe_ffn_hidden if model.moe else 1)),
         vpp=None if vpp is None else (int(vpp),),
         interleaving="vpp" in axes and "interleaving" not in forbids,
         micro_batch=None if size is None else int(size),
@@ -712,19 +712,11 @@ def _ratio_of_vpp(request: PlanRequest) -> float:
     return 1.0 if request.gpus <= FEW_GPUS else 2.0
 
 
-def _tensor_degrees(workload: Workload) -> list[int]:
+def _within_a_domain(workload: Workload, width: int) -> list[int]:
+    """Ways to split a width (heads, or an expert's) evenly over the ranks of one scale-up domain."""
     cluster = workload.cluster
     domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
-    return [d for d in divisors(workload.model.heads) if d <= min(domain, workload.gpus)]
-
-
-def _expert_tensor_degrees(workload: Workload) -> list[int]:
-    """Divisors of the width of an expert, within a scale-up domain."""
-    moe, cluster = workload.model.moe, workload.cluster
-    if moe is None:
-        return [1]
-    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
-    return [d for d in divisors(moe.moe_ffn_hidden) if d <= min(domain, workload.gpus)]
+    return [d for d in divisors(width) if d <= min(domain, workload.gpus)]
 
 
 def _context_degrees(workload: Workload) -> list[int]:

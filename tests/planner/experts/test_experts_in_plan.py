@@ -42,7 +42,7 @@ from meshwright.planner.report.plan_words import space_text
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.model import Candidates, Experts, build_model, price_ns, solve
+from meshwright.planner.search.model import Experts, build_model, price_ns, solve
 
 MIXTRAL = "mixtral-8x7b"
 
@@ -56,13 +56,6 @@ def rank_loads(load: np.ndarray, ep: int) -> list[float]:
 @pytest.mark.slow
 def test_one_model_of_layouts_and_placements_has_the_optimum_of_the_priced_sub_problem() -> None:
     chance = np.random.default_rng(11)
-    work = Workload(
-        model=read_model(MIXTRAL),
-        cluster=read_cluster("dgx-a100"),
-        gpus=64,
-        global_batch=64,
-        seq_len=2048,
-    )
     for case in range(24):
         experts = int(chance.choice([4, 6, 8]))
         load = np.floor(chance.lognormal(2, 1, experts)) + 1
@@ -84,11 +77,8 @@ def test_one_model_of_layouts_and_placements_has_the_optimum_of_the_priced_sub_p
             [AssumedImbalance(ep=ep, imbalance=x) for x in mine]
             for ep, mine in zip(degrees, levels, strict=True)
         ]
-        table = Candidates(
-            workload=work, layouts=Layout(ep=np.array(degrees)), memory_gib=np.zeros(5)
-        )
         routing = JointRouting(loads=load[None], placements={})
-        built = build_model(table, [], times, experts=Experts(routing=routing, asked=asked))
+        built = build_model(times, experts=Experts(routing=routing, asked=asked))
         choice = solve(built, 0, None)
         assert choice.status == "optimal"
         assert choice.value is not None

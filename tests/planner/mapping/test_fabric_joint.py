@@ -31,6 +31,7 @@ from tests.planner.mapping.irregular import (
     priced_under,
     random_request,
 )
+from tests.planner.search.rows_of_rules import with_rules
 from tests.soaked import some
 
 
@@ -51,7 +52,7 @@ def one_shot_s(tables: Tables) -> float:
     if not times:
         return inf
     rules = rules_for(tables.candidates.workload)
-    choice = solve(build_model(tables.candidates, rules, times, needs), 0, None)
+    choice = solve(with_rules(build_model(times, needs), rules, tables.candidates), 0, None)
     return (
         inf if choice.status == "infeasible" else float(times[choice.layout][choice.mapping]) * 1e-9
     )
@@ -107,7 +108,7 @@ def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.Mo
     monkeypatch.setattr(MappedPricing, "tightened", lambda pricing, layout, mappings: mappings)
 
     def counted(*arguments: Any) -> Any:
-        posted.append(sum(need is not None for asked in arguments[3] for need in asked))
+        posted.append(sum(need is not None for asked in arguments[1] for need in asked))
         return build_model(*arguments)
 
     monkeypatch.setattr("meshwright.planner.search.choosers.build_model", counted)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.mapping.least_traffic import is_small
+from meshwright.planner.mapping.least_traffic import SlotModel, is_small
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,
@@ -110,6 +110,34 @@ def test_pods_are_shared_by_neighbouring_stages_where_that_reaches_less_far() ->
     assert found.proven
     pipelines = least_spread(problem, weights=ReachWeights(data_parallel=0))
     assert pipelines.pods.reached == (4, 1)
+
+
+def test_leaves_are_proven_of_the_mapping_that_fewer_pods_led_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fewer pods are found by a mapping that touches more leaves than the one before, and then the solver
+    gives up: that the one before touched the fewest leaves says nothing of this one.
+    """
+    problem = MappingProblem(
+        stages=3,
+        slots=4,
+        traffic=Traffic(ring_bytes=1.0, hop_bytes=1.0),
+        leaf_slots=(5, 2, 5, 4, 5),
+        leaf_s_per_byte=(1.0,) * 5,
+        leaf_pod=(0, 0, 1, 2, 2),
+        pod_s_per_byte=(1.0,) * 3,
+    )
+    proven = least_spread(problem)
+    assert proven.leaves.proven
+    solve, asked = SlotModel.search, iter(range(9))
+    monkeypatch.setattr(
+        SlotModel, "search", lambda *args: solve(*args) if next(asked) == 0 else None
+    )
+    given_up = least_spread(problem)
+    assert given_up.pods.reached == proven.pods.reached
+    assert given_up.leaves.reached > proven.leaves.reached
+    assert given_up.pods.proven
+    assert not given_up.leaves.proven
 
 
 def test_traffic_has_a_bound_where_one_model_holds_the_instance_alone() -> None:

@@ -14,6 +14,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates, bound_ns, build_model, price_ns, solve
+from tests.planner.search.rows_of_rules import with_rules
 
 
 class AtMost(Rule):
@@ -58,7 +59,7 @@ def test_choice_is_the_cheapest_legal_pair(
     options: list[tuple[int, list[int]]], limit: int
 ) -> None:
     times = [np.array(ways, dtype=np.int64) for _, ways in options]
-    built = build_model(table([tp for tp, _ in options]), [AtMost(limit)], times)
+    built = with_rules(build_model(times), [AtMost(limit)], table([tp for tp, _ in options]))
     choice = solve(built, seed=0, time_limit_s=None)
     legal = [min(ways) for tp, ways in options if tp <= limit]
     if not legal:
@@ -71,23 +72,20 @@ def test_choice_is_the_cheapest_legal_pair(
 
 def test_same_model_same_choice() -> None:
     times = [np.array([5, 5, 5], dtype=np.int64)] * 6
-    found = {
-        (c.layout, c.mapping)
-        for c in (solve(build_model(table([1] * 6), [], times), 7, None) for _ in range(5))
-    }
+    found = {(c.layout, c.mapping) for c in (solve(build_model(times), 7, None) for _ in range(5))}
     assert len(found) == 1
 
 
 def test_no_mapping_no_choice() -> None:
     times = [np.zeros(0, dtype=np.int64), np.array([9], dtype=np.int64)]
-    assert solve(build_model(table([1, 2]), [], times), 0, None).layout == 1
-    assert solve(build_model(table([1]), [], times[:1]), 0, None).status == "infeasible"
+    assert solve(build_model(times), 0, None).layout == 1
+    assert solve(build_model(times[:1]), 0, None).status == "infeasible"
 
 
 def test_times_beyond_64_bits_are_refused() -> None:
     times = [np.array([2**61, 2**61, 2**61], dtype=np.int64)]
     with pytest.raises(OverflowError, match="64-bit"):
-        build_model(table([1]), [], times)
+        build_model(times)
 
 
 def test_bounds_round_down_and_prices_up() -> None:

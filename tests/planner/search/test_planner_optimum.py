@@ -31,6 +31,7 @@ from meshwright.planner.bounds.layer_split import ALL_LAYERS, any_stages, even_c
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import DegreeScan
+from meshwright.planner.search.choosers import SlotChooser
 from meshwright.planner.search.loop import (
     LARGEST_SPACE,
     LayoutSearch,
@@ -39,9 +40,10 @@ from meshwright.planner.search.loop import (
     search_exhaustively,
 )
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
-from meshwright.planner.search.pricing import Outcome, SearchParams, Sought
+from meshwright.planner.search.pricing import Certificate, Outcome, SearchParams, Sought
 from meshwright.planner.search.space import Space, space_of
 from meshwright.planner.solvers.processes import on_processes
+from tests.planner.search.rows_of_rules import with_rules
 from tests.soaked import some
 
 Stages = tuple[tuple[int, ...], ...]
@@ -495,7 +497,7 @@ def test_one_joint_model_gives_the_same_optimum(seed: int) -> None:
             prices.append(never if priced is None else price_ns(priced.step_time_s))
         times.append(np.array(prices or [never], dtype=np.int64))
     table = Candidates(workload=space.workload, layouts=layouts, memory_gib=memory)
-    choice = solve(build_model(table, rules, times), seed=0, time_limit_s=None)
+    choice = solve(with_rules(build_model(times), rules, table), seed=0, time_limit_s=None)
     outcome = search(asked)
     assert choice.status == outcome.status == "optimal"
     assert times[choice.layout][choice.mapping] == price_ns(outcome.best[0].step_time_s)
@@ -520,6 +522,42 @@ def test_the_k_best_are_the_k_best(seed: int) -> None:
     found = [priced.step_time_s for priced in search(asked, top_k=5).best]
     assert len(found) == 5
     assert found == pytest.approx(sorted(every)[:5], rel=1e-9)
+
+
+def test_of_a_layout_under_several_mappings_the_fastest_alone_is_among_the_k_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As mappings come that no list has: one slower than the layout's price, then two that are faster."""
+    asked = request(1008)
+    before = search(asked, top_k=3).best
+    second = before[1]
+    shares = (1.5, 0.999, 0.998)
+    further = [replace(second, step_time_s=share * second.step_time_s) for share in shares]
+    monkeypatch.setattr(CostModelPricing, "beyond_the_list", lambda *_: further)
+    best = search(asked, top_k=3).best
+    layouts = [replace(each.layout, recompute_layers=0) for each in best]
+    assert sorted(map(str, layouts)) == sorted(
+        str(replace(each.layout, recompute_layers=0)) for each in before
+    )
+    seconds = [each.step_time_s for each in before]
+    assert [each.step_time_s for each in best] == sorted(
+        [seconds[0], further[2].step_time_s, seconds[2]]
+    )
+
+
+def test_the_model_of_slots_closes_nothing_while_the_next_best_is_wanted() -> None:
+    """One price is there and two are asked for: the other layout is next, though its bound is above it."""
+    asked = request(1008)
+    priced = search(asked).best[0]
+    space = space_of(asked)
+    branches = [branch_of(space, CostModelPricing(space.workload))]
+    chooser = SlotChooser(branches, SearchParams(), None, 0, Certificate())
+    bounds = MappingBounds(matrices={}, bound_s=np.array([2.0 * priced.step_time_s]))
+    other = chooser.add(0, replace(priced.layout, recompute_layers=0), bounds)
+    assert chooser.choose(np.inf, [priced], 2, None) is other
+    assert not chooser.is_settled
+    assert chooser.choose(np.inf, [priced], 1, None) is None
+    assert chooser.is_settled
 
 
 def _least(space: Space, layout: Layout) -> list[float]:
