@@ -117,11 +117,9 @@ def _over_host(
 def _even_states(workload: Workload, layouts: Layout) -> Floats:
     """Bytes that a GPU keeps on its host, with parameters spread evenly over the ranks."""
     dense, expert = rank_parameters(workload.model, layouts, None)
-    of_dense, of_expert = (
-        offloaded_bytes(workload, layouts, shards) for shards in optimizer_shards(layouts)
-    )
-    of_rank: Floats = dense * of_dense + expert * of_expert
-    return of_rank
+    dense_shards, expert_shards = optimizer_shards(layouts)
+    of_expert = offloaded_bytes(workload, layouts, expert_shards, experts=True)
+    return dense * offloaded_bytes(workload, layouts, dense_shards) + expert * of_expert
 
 
 def _host_excess(workload: Workload, layouts: Layout, each: Floats) -> NDArray[np.float64]:
