@@ -555,10 +555,16 @@ def parameters_go_with_states(framework: str) -> bool:
 
 
 def _frozen_offloaded(workload: Workload, layout: Layout) -> Floats:
-    """Share of frozen weights in the hosts' memory, 0 to 1."""
-    offloaded: Floats = np.asarray(layout.optimizer_offload) / 100.0
-    goes = workload.adapters is not None and parameters_go_with_states(workload.framework)
-    return offloaded * goes
+    """Share of frozen weights that lie off the GPU, 0 to 1: all of them under `offload_param`.
+
+    DeepSpeed asks no parameter for its gradient (runtime/zero/partition_parameters.py, _partition_param).
+    """
+    if workload.adapters is None:
+        return 0.0
+    if workload.offload_parameters:
+        return np.where(np.asarray(layout.zero_stage) == 3, 1.0, 0.0)
+    goes = parameters_go_with_states(workload.framework)
+    return np.asarray(layout.optimizer_offload) / 100.0 * goes
 
 
 def frozen_encoder_bytes(workload: Workload, layout: Layout) -> Floats:
@@ -625,10 +631,12 @@ def offloaded_bytes(
     if pages_states(workload):
         states = states + workload.trained_shares[experts] * share * moments
     states = states + reference_bytes(workload, layout, shards)[1]
-    frozen = workload.frozen_weight_bytes[experts]
-    states = states + _frozen_offloaded(workload, layout) * frozen * share
-    on_host = workload.offload_parameters and not workload.parameters_on_drives
-    return states + (_HOST_WEIGHT_BYTES * share if on_host else 0.0)
+    if workload.parameters_on_drives:
+        return states
+    moved = _frozen_offloaded(workload, layout) * workload.frozen_weight_bytes[experts]
+    if workload.offload_parameters:
+        moved = moved + _HOST_WEIGHT_BYTES * workload.trained_shares[experts]
+    return states + moved * share
 
 
 def _narrow_weight_bytes(workload: Workload) -> float:

@@ -92,7 +92,9 @@ def test_experts_without_adapters_take_no_room_on_the_host() -> None:
     one_row = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
     for limit, fits in ((held_gib * 1.001, True), (held_gib * 0.999, False)):
         workload = replace(
-            request(limit, model="mixtral-8x7b").workload(), framework="deepspeed", adapters=adapters
+            request(limit, model="mixtral-8x7b").workload(),
+            framework="deepspeed",
+            adapters=adapters,
         )
         plan = FinishedPlan(workload=workload, layout=layout, stages=((32,),), memory_gib=(0.0,))
         table = Candidates(workload=workload, layouts=one_row, memory_gib=np.zeros(1))
