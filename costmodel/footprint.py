@@ -284,8 +284,9 @@ def offloaded_states_gib(workload: Workload, layout: Layout, stages: Stages) -> 
     dense_shards, expert_shards = optimizer_shards(layout)
     of_dense = offloaded_bytes(workload, layout, dense_shards)
     of_expert = offloaded_bytes(workload, layout, expert_shards, experts=True)
-    together = dense * of_dense + expert * of_expert
-    together = together + _drive_buffers(workload, layout, dense + expert)
+    trained = workload.trained_shares
+    updated = dense / dense_shards * trained[0] + expert / expert_shards * trained[1]
+    together = dense * of_dense + expert * of_expert + _drive_buffers(workload, updated)
     return np.broadcast_to(np.asarray(together / GIB), (len(stages),))
 
 
@@ -295,11 +296,12 @@ moments); and five buffers of 1e8 16-bit weights (DeepSpeed 0.19.8, runtime/zero
 offload_config.py, buffer_count and buffer_size)."""
 
 
-def _drive_buffers(workload: Workload, layout: Layout, parameters: Floats) -> Floats:
-    """Bytes of the host's memory through which a rank's states and shards pass to its drives."""
-    shards, _ = optimizer_shards(layout)
-    own = np.asarray(parameters) / shards * workload.trained_shares[0]
-    states = _STATE_BUFFERS * np.minimum(own, _SUB_GROUP) * workload.optimizer_on_drives
+def _drive_buffers(workload: Workload, updated: Floats) -> Floats:
+    """Bytes of the host's memory through which states and shards of a rank pass to its drives.
+
+    `updated` are the parameters whose states are its own.
+    """
+    states = _STATE_BUFFERS * np.minimum(updated, _SUB_GROUP) * workload.optimizer_on_drives
     return states + _WEIGHT_BUFFER_BYTES * workload.parameters_on_drives
 
 

@@ -186,6 +186,17 @@ def test_frozen_shards_lie_on_the_host_too_and_go_up_for_each_pass(kind: str, pa
     assert offloaded_states_gib(on_drives, layout, STAGES)[0] == pytest.approx(1e9 / GIB)
 
 
+def test_states_on_drives_pass_through_buffers_of_what_a_rank_updates() -> None:
+    """Of adapters beside the attention of a model with experts nothing for each expert; 16 bytes each."""
+    adapters = AdapterSpec(rank=16, targets=("q_proj", "v_proj"))
+    work = with_optimizer("adam", "deepspeed", adapters=adapters, optimizer_on_drives=True)
+    work = replace(work, model=load_catalog_model("mixtral-8x7b"))
+    layout = replace(SHARDED, zero_stage=3, optimizer_offload=100)
+    trained = 32 * (2 * 16 * 4096 + 16 * (4096 + 1024))
+    held = offloaded_states_gib(work, layout, STAGES)[0] * GIB
+    assert held == pytest.approx((16.0 + 4.0) * trained / 8, rel=1e-5)
+
+
 def seconds(work: Workload, layout: Layout, stages: Any = STAGES) -> float:
     placement = nested_placement(work.cluster, layout)
     return float(exact_step(make_context(work, layout, placement), stages).parts["optimizer"])
