@@ -225,8 +225,7 @@ class PartsOfNodes:
             return None, inf
         others_s = inf
         if layout not in self._unlisted and not self._is_all(layout, counted):
-            one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-            others_s = self._others_s(one, {0: counted}, ())[0]
+            others_s = self._others_s(layout.flat(), {0: counted}, ())[0]
         inside = keeps_inside(self._workload, layout, counted.placement)
         bound_s = np.where(inside, mappings.bound_s, inf)
         pricing = PlacedAs(self._workload, counted.placement)
@@ -587,7 +586,7 @@ class MappedPricing(CostModelPricing):
     def exact_apart(self, layout: Layout, least_s: float, cutoff_s: float) -> Priced | None:
         """The fastest mapping with stages priced by their own places; None where none beats the cutoff."""
         self._undecided_s = inf
-        self._tell_stages_apart(_array_of(layout))
+        self._tell_stages_apart(layout.flat())
         space = self._space_apart(layout)
         if space is None:
             return None
@@ -600,7 +599,7 @@ class MappedPricing(CostModelPricing):
             possible = np.flatnonzero(~space.excluded)
             own = [_Rows(placement=profiles.rows(possible), apart=profiles.apart)]
             (bound_s[possible],) = profile_bounds(
-                self._workload, _array_of(layout), own, self._limit_gib, in_order=True
+                self._workload, layout.flat(), own, self._limit_gib, in_order=True
             )
             return bound_s
         of_need: dict[Need, list[int]] = {}
@@ -611,7 +610,7 @@ class MappedPricing(CostModelPricing):
         else:
             first = np.array([rows[0] for rows in of_need.values()])
             few = [_Rows(placement=profiles.rows(first), apart=profiles.apart)]
-            (each_s,) = profile_bounds(self._workload, _array_of(layout), few, self._limit_gib)
+            (each_s,) = profile_bounds(self._workload, layout.flat(), few, self._limit_gib)
             for rows, least_s in zip(of_need.values(), each_s.tolist(), strict=True):
                 bound_s[rows] = least_s
         return bound_s
@@ -768,8 +767,7 @@ class MappedPricing(CostModelPricing):
 
     def _tried(self, space: _MappingSpace, layout: Layout, cutoff_s: float) -> Priced | None:
         """Under the known mappings and, where these come close, the one with the least traffic."""
-        one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-        self._undecided_s = self.mapping_bounds(one)[0].least_s
+        self._undecided_s = self.mapping_bounds(layout.flat())[0].least_s
         best = self._at_once(space, layout, cutoff_s * PROMISING)
         if best is not None and np.isfinite(cutoff_s) and not space.probed:
             space.probed = True
@@ -852,7 +850,7 @@ class MappedPricing(CostModelPricing):
             placement_of(self._workload.on(int(layout.gpus)), instance, assignment)
         )
         ways = [Way(placement, need, plan.step_time_s, plan)]
-        (bound_s,) = profile_bounds(self._workload, _array_of(layout), [profiles], self._limit_gib)
+        (bound_s,) = profile_bounds(self._workload, layout.flat(), [profiles], self._limit_gib)
         pricing = PlacedAs(self._workload, profiles.placement, Peaks())
         rows = np.argsort(bound_s, kind="stable")
         for row in rows[(bound_s < plan.step_time_s)[rows] & ~space.excluded[rows]].tolist():
@@ -943,7 +941,7 @@ class MappedPricing(CostModelPricing):
         if priced.stage_ep is None:
             return None
         layout = replace(priced.layout, recompute_layers=0)
-        self._tell_stages_apart(_array_of(layout))
+        self._tell_stages_apart(layout.flat())
         return self._space_apart(layout)
 
     def _assigned(self, priced: Priced, *, stages_apart: bool) -> tuple[Instance, IntArray]:
@@ -978,9 +976,8 @@ class MappedPricing(CostModelPricing):
         every = _stacked(placed)
         bound_s = np.full(len(placed), -inf)
         if isinstance(every, StagedPlacement):
-            one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
             (bound_s,) = profile_bounds(
-                self._workload, one, [_Rows(placement=every)], self._limit_gib
+                self._workload, layout.flat(), [_Rows(placement=every)], self._limit_gib
             )
         pricing = PlacedAs(self._workload, every, peaks_gib)
         priced, _ = _fastest(pricing, layout, bound_s, cutoff_s)
@@ -1080,11 +1077,6 @@ def _of_stages(placement: Placement) -> tuple[tuple[int, ...], ...] | None:
     if not isinstance(placement, StagedPlacement):
         return None
     return tuple(map(tuple, placement.stage_ep.tolist()))
-
-
-def _array_of(layout: Layout) -> Layout:
-    """One layout as an array of one."""
-    return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
 
 
 def _may_be_apart(instance: Instance) -> bool:

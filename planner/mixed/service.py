@@ -114,7 +114,7 @@ from meshwright.planner.plan.training_cost import Budget, with_cost
 from meshwright.planner.request.choices import OF_EXECUTION, OF_LAYOUT, Choice
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_document
-from meshwright.planner.search.branches import Combination, as_array
+from meshwright.planner.search.branches import Combination
 from meshwright.planner.search.kernel_model import KernelModel
 from meshwright.planner.search.model import solver_version
 from meshwright.planner.solvers.processes import side_by_side
@@ -1061,7 +1061,7 @@ def _alone_combination(
 ) -> tuple[Combination, int]:
     """The best plan on a part alone, as `_combination` has pipelines."""
     priced = priced_of(plan)
-    layout = as_array(priced.layout)
+    layout = priced.layout.flat()
     workload = request.parts[part].workload(priced.execution).on(int(priced.layout.gpus))
     matrix = {axis: np.array([row]) for axis, row in priced.matrix.items()}
     placement = placement_on(workload.cluster, layout, matrix)

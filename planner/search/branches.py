@@ -90,7 +90,7 @@ class Branch:
 
     def refused_outright(self) -> bool:
         """Whether a rule refuses the workload itself, whatever the layout."""
-        default_layout = as_array(Layout())
+        default_layout = Layout().flat()
         table = Candidates(
             workload=self.pricing.workload, layouts=default_layout, memory_gib=np.zeros(1)
         )
@@ -442,11 +442,6 @@ def representatives(branches: Sequence[Branch]) -> list[Branch]:
         if plain not in chosen or (run.tp_overlap and not chosen[plain].execution.tp_overlap):
             chosen[plain] = branch
     return list(chosen.values())
-
-
-def as_array(layout: Layout) -> Layout:
-    """One layout as an array of one."""
-    return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
 
 
 # What of degrees fits, asked once for executions and searches that need the same memory.

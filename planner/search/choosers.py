@@ -29,7 +29,7 @@ from meshwright.planner.bounds.mappings import rows_under
 from meshwright.planner.bounds.paces import host_limit_gib
 from meshwright.planner.mapping.joint import Grid, Need
 from meshwright.planner.mapping.pricing import MappedPricing, Way, cut_uses
-from meshwright.planner.search.branches import Branch, Candidate, Chooser, Combination, as_array
+from meshwright.planner.search.branches import Branch, Candidate, Chooser, Combination
 from meshwright.planner.search.kernel_model import KernelChoice, KernelModel
 from meshwright.planner.search.model import (
     Candidates,
@@ -366,7 +366,7 @@ class SlotChooser(Chooser):
             needs.append([None])
         table = Candidates(
             workload=self._branches[0].pricing.workload,
-            layouts=as_array(best[0].layout if best else chosen[0].layout),
+            layouts=(best or chosen)[0].layout.flat(),
             memory_gib=np.zeros(1),
         )
         # Every candidate keeps the rules of its own execution: none is left to be posted.
@@ -511,11 +511,11 @@ def _costs_by_stage(workload: Workload, layout: Layout, placement: Placement) ->
     """Of a layout under one placement; each rank's own where stages differ, and the least for all ranks."""
     columns = {name: np.asarray(getattr(placement, name))[None] for name in GROUPS}
     if not isinstance(placement, StagedPlacement):
-        return combination_costs(workload, as_array(layout), Placement(**columns))[0]
+        return combination_costs(workload, layout.flat(), Placement(**columns))[0]
     nearest = {**columns, "ep": placement.stage_ep.max(axis=0)[None]}
     every = [Placement(**nearest)]
     every += [Placement(**{**columns, "ep": row[None]}) for row in placement.stage_ep]
-    least, *stages = (combination_costs(workload, as_array(layout), one)[0] for one in every)
+    least, *stages = (combination_costs(workload, layout.flat(), one)[0] for one in every)
     last = len(stages) - 1
     ranks = [
         RankCosts(

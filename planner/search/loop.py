@@ -50,7 +50,6 @@ from meshwright.planner.search.branches import (
     LayoutPool,
     LeastFirst,
     RoomOfBranches,
-    as_array,
     plainest,
     representatives,
 )
@@ -261,7 +260,7 @@ class LayoutSearch:
                 space=branch.space,
                 layouts=pool.take(rows_there)
                 if len(rows_there)
-                else as_array(Layout()).take(rows_there),
+                else Layout().flat().take(rows_there),
                 bound_s=pool.bound_s[rows_there],
             )
             for branch, rows_there in zip(self._branches, rows, strict=True)
@@ -463,7 +462,7 @@ class LayoutSearch:
         Least bounds first. Where it is known how they are likely run, that is asked first, and the others
         only if none fits so. A layout that is not of the space is left out: its price would not be of a plan.
         """
-        degrees = layouts if np.ndim(layouts.tp) else as_array(layouts)
+        degrees = layouts if np.ndim(layouts.tp) else layouts.flat()
         of_space = [self._space.has(degrees.scalar(row)) for row in range(np.size(degrees.tp))]
         degrees = degrees.take(np.flatnonzero(of_space))
         degrees = degrees.take(self._are_sought(degrees))

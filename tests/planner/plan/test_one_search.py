@@ -22,7 +22,6 @@ from meshwright.planner.report.plan_words import claim_words
 from meshwright.planner.request.plan_request import PlanRequest, parse_pins
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.run_terms import layout_from_document
-from meshwright.planner.search.branches import as_array
 from meshwright.planner.search.loop import branches_of
 from tests.one_search import differences, request_of
 from tests.planner.report.test_views import text
@@ -161,7 +160,7 @@ def test_no_bound_over_pipelines_leaves_out_a_faster_number_of_virtual_stages() 
     assert begun.step_time_s == anew.step_time_s
     branch = branches_of(asked, pricing_of)[0]
     degrees = Layout(tp=1, pp=2, dp=2, micro_batch=2, num_micro_batches=2)
-    variants = branch.space.variants(as_array(degrees))
+    variants = branch.space.variants(degrees.flat())
     rows, stages, bound_s = branch._pipeline_bounds_s(variants)
     for row, number, least_s in zip(rows.tolist(), stages.tolist(), bound_s, strict=True):
         layouts = branch.space.scheduled(variants.take(np.array([row])))
