@@ -737,8 +737,7 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
     model, layout = c.workload.model, c.layout
     pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layout.pp, layout.vpp))
     busiest_s = np.zeros(shape)
-    one_part = (vpp == 1) & (pp > 1) & (np.asarray(layout.schedule) != int(Schedule.DUALPIPE))
-    own = np.flatnonzero(np.broadcast_to(one_part, shape))
+    own = np.flatnonzero((vpp == 1) & (pp > 1))
     if not len(own):
         return busiest_s
     again = np.where(_recomputes_all(c), 1.0, 0.0)

@@ -139,7 +139,7 @@ class MemoryFit:
         self.limit_gib = usable_hbm_gib(workload)
         offloads = int(layout.optimizer_offload) > 0 or workload.offload_parameters
         self.host_limit_gib = host_limit_gib(workload) if offloads else inf
-        self.leading = workload.model.dense_layers if workload.model.moe_layers else 0
+        self.leading = _leading(workload)
         self.even_gib: FloatArray | None = None
         """Memory of each rank of `any_stages`, where the caller has it."""
         self.layer_gib: tuple[float, ...] | None = None
@@ -954,7 +954,7 @@ def _pipeline_of(workload: Workload, pp: int, vpp: int) -> _Pipeline:
     return _Pipeline(
         layers=model.layers,
         dense_layers=model.dense_layers,
-        leading=model.dense_layers if model.moe_layers else 0,
+        leading=_leading(workload),
         uneven_stages=framework_of_stack(workload.framework).uneven_stages,
         empty_ends=may_have_empty_ends(workload),
         pp=pp,
@@ -1128,16 +1128,11 @@ def _rooms(
     workload: Workload, layouts: Layout, limit_gib: float, in_front: NDArray[np.bool_] | None
 ) -> tuple[LayerRooms | UnlikeRooms, FloatArray]:
     """What ranks have room for, and the main layers that are, [n, ranks]; 0 where no split can fit."""
-    model = workload.model
     unlike = unlike_rooms(workload, layouts, limit_gib)
     rooms = unlike or layer_rooms(workload, layouts, limit_gib, in_front)
     most = rooms.most if isinstance(rooms, LayerRooms) else rooms.most_layers()
-    # A DualPipe rank works for its mirror's stage too: what it holds says nothing of its own load.
-    mirrored = (np.asarray(layouts.schedule) == int(Schedule.DUALPIPE))[:, None]
-    most = np.where(mirrored, float(model.moe_layers or model.dense_layers), most)
-    leading = model.dense_layers if model.moe_layers else 0
-    most[_lacks_room_for_one(layouts, most, leading)] = 0.0
-    return rooms, most
+    lacks = _lacks_room_for_one(layouts, most, _leading(workload))
+    return rooms, np.where(lacks[:, None], 0.0, most)
 
 
 def _lacks_room_for_one(layouts: Layout, most: FloatArray, leading: int) -> NDArray[np.bool_]:
@@ -1176,9 +1171,7 @@ def _front(
     """Of mappings of the layouts `owner`; None without leading dense layers, or where layers are unlike."""
     if not leading or times.dense is None or times.unlike:
         return None
-    # A DualPipe rank holds its mirror's stage too.
-    is_of = np.asarray(layouts.schedule) != int(Schedule.DUALPIPE)
-    is_of = is_of & (np.asarray(layouts.vpp) == 1)
+    is_of = np.broadcast_to(np.asarray(layouts.vpp) == 1, layouts.broadcast_shape())
     first_s, dense_s = (
         np.asarray(times.embedding.seconds),
         leading * np.asarray(times.dense.seconds),
@@ -1198,8 +1191,7 @@ def _in_order_and_rooms_s(
     """
     model, shape = workload.model, layouts.broadcast_shape()
     pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layouts.pp, layouts.vpp))
-    mirrored = np.broadcast_to(np.asarray(layouts.schedule) == int(Schedule.DUALPIPE), shape)
-    own = (vpp == 1) & (pp > 1) & ~mirrored
+    own = (vpp == 1) & (pp > 1)
     counts, busiest_s = counts_in_order(model.unlike_layers), np.zeros(shape)
     recomputed = np.minimum(times.recomputed, model.layers)
     kinds, places = len(counts), np.arange(0, model.layers + 1)
