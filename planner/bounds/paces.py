@@ -49,6 +49,7 @@ from meshwright.costmodel.rank_load import (
     distinct_columns,
     kinds_ahead,
     last_rank_s,
+    layer_counts,
     least_busiest_in_order_s,
     least_busiest_in_rooms_s,
     least_recomputed_s,
@@ -177,14 +178,8 @@ class MemoryFit:
 
     def _counts(self, stages: Stages) -> list[tuple[float, float]]:
         """(layers, leading ones among them) of each rank of a split."""
-        leading = [0.0] * len(stages)
-        leading_left = self.leading
-        for virtual_stage in zip(*stages, strict=True):
-            for rank, size in enumerate(virtual_stage):
-                placed = min(leading_left, size)
-                leading[rank] += placed
-                leading_left -= placed
-        return [(float(sum(own)), leading[rank]) for rank, own in enumerate(stages)]
+        leading = layer_counts(self.leading, stages, 0).dense.tolist()
+        return [(float(sum(own)), of_own) for own, of_own in zip(stages, leading, strict=True)]
 
     @cached_property
     def _host_rows(self) -> list[HostRow]:
@@ -474,13 +469,9 @@ class MemoryFit:
         loads = np.asarray(rank_parameters(model, self.layout, stages)[0], dtype=np.float64)
         if self._unlike is not None:
             beside = loads - self._unlike.loads(stages)
-            return float(beside[0]), float(beside[-1]) if pp > 1 else 0.0
-        before, own_layers = 0, []
-        for (size,) in stages:
-            leading = min(max(model.dense_layers - before, 0), size)
-            own_layers.append(leading * dense + (size - leading) * rest)
-            before += size
-        beside = loads - np.array(own_layers)
+        else:
+            counts = layer_counts(model.dense_layers, stages, 0)
+            beside = loads - (counts.dense * dense + counts.moe * rest)
         return float(beside[0]), float(beside[-1]) if pp > 1 else 0.0
 
 
@@ -988,9 +979,7 @@ def _splits(pipeline: _Pipeline) -> _Splits | None:
             tuple(sorted(chunks.setdefault(one, len(chunks)) for one in each)) for each in rounds
         )
         of_splits.append([sets.setdefault(each, len(sets)) for each in rows])
-        main_layers.append(
-            np.sum(stages, axis=1) - chunk_counts(leading, stages, 0).dense.sum(axis=0)
-        )
+        main_layers.append(layer_counts(leading, stages, 0).moe)
     sizes = np.array([len(each) for each in sets])
     counts = np.stack([np.bincount(own, minlength=len(sets)) for own in of_splits])
     return _Splits(
