@@ -594,9 +594,7 @@ def frozen_encoder_bytes(workload: Workload, layout: Layout) -> Floats:
     return held
 
 
-def offloaded_bytes(
-    workload: Workload, layout: Layout, shards: Ints, *, experts: bool = False
-) -> Floats:
+def offloaded_bytes(workload: Workload, layout: Layout) -> tuple[Floats, Floats]:
     """What offloading or paging the optimizer keeps in the host's memory, of one parameter on one GPU.
 
     The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
@@ -610,17 +608,21 @@ def offloaded_bytes(
     workload : Workload
         Its optimizer and software.
     layout : Layout
-        One layout, or many of shape [n]; the ZeRO stage and the offloaded share are used.
-    shards : int or array of int
-        Data-parallel ranks that share the parameter, at least 1.
-    experts : bool
-        Whether it is one of routed experts.
+        One layout, or many of shape [n].
 
     Returns
     -------
-    float or array
-        Bytes; 0 where nothing is offloaded.
+    tuple of two floats or arrays
+        Bytes of a parameter outside routed experts, and of one in them; 0 where nothing is offloaded.
     """
+    of_dense, of_expert = (
+        _offloaded_of_one(workload, layout, shards, experts=experts)
+        for shards, experts in zip(optimizer_shards(layout), (False, True), strict=True)
+    )
+    return of_dense, of_expert
+
+
+def _offloaded_of_one(workload: Workload, layout: Layout, shards: Ints, *, experts: bool) -> Floats:
     moments = moments_bytes(workload, experts=experts)
     share = np.where(np.asarray(layout.zero_stage) == 0, 1.0, 1.0 / np.asarray(shards))
     kept: Floats = np.asarray(layout.optimizer_offload) / 100.0 * share
@@ -656,7 +658,6 @@ def state_bytes_per_parameter(
     shards: Ints,
     *,
     experts: bool = False,
-    tables: bool = False,
 ) -> Floats:
     """Weights, gradients and optimizer states of one parameter on one GPU: the sum of `state_bytes`.
 
@@ -672,17 +673,13 @@ def state_bytes_per_parameter(
         Data-parallel ranks that share the parameter, at least 1.
     experts : bool
         Whether it is one of routed experts.
-    tables : bool
-        Whether it is one of token tables and heads.
 
     Returns
     -------
     float or array
         Bytes, at least 0.
     """
-    weights, gradients, states = state_bytes(
-        workload, layout, shards, experts=experts, tables=tables
-    )
+    weights, gradients, states = state_bytes(workload, layout, shards, experts=experts)
     together: Floats = np.asarray(weights) + gradients + states
     return together
 

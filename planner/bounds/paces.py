@@ -69,7 +69,6 @@ from meshwright.costmodel.states import (
     kind_parameters_on_gpu,
     layer_parameters_on_gpu,
     offloaded_bytes,
-    optimizer_shards,
     rank_parameters,
 )
 from meshwright.costmodel.workload import Workload
@@ -212,9 +211,7 @@ class MemoryFit:
     @cached_property
     def offloaded_gib(self) -> tuple[float, float]:
         """What the host keeps of a parameter outside experts, and of one in them."""
-        dense_shards, expert_shards = optimizer_shards(self.layout)
-        of_dense = offloaded_bytes(self.workload, self.layout, dense_shards)
-        of_expert = offloaded_bytes(self.workload, self.layout, expert_shards, experts=True)
+        of_dense, of_expert = offloaded_bytes(self.workload, self.layout)
         return float(np.asarray(of_dense)) / GIB, float(np.asarray(of_expert)) / GIB
 
     @cached_property
