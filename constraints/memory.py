@@ -37,7 +37,7 @@ from meshwright.costmodel.footprint import (
     usable_hbm_gib,
 )
 from meshwright.costmodel.layout import Floats, Layout, Recompute
-from meshwright.costmodel.states import offloaded_bytes, optimizer_shards, rank_parameters
+from meshwright.costmodel.states import offloaded_bytes, rank_parameters
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec
 
@@ -117,11 +117,8 @@ def _over_host(
 def _even_states(workload: Workload, layouts: Layout) -> Floats:
     """Bytes that a GPU keeps on its host, with parameters spread evenly over the ranks."""
     dense, expert = rank_parameters(workload.model, layouts, None)
-    of_dense, of_expert = (
-        offloaded_bytes(workload, layouts, shards) for shards in optimizer_shards(layouts)
-    )
-    of_rank: Floats = dense * of_dense + expert * of_expert
-    return of_rank
+    of_dense, of_expert = offloaded_bytes(workload, layouts)
+    return dense * of_dense + expert * of_expert
 
 
 def _host_excess(workload: Workload, layouts: Layout, each: Floats) -> NDArray[np.float64]:

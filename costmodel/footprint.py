@@ -282,10 +282,10 @@ def offloaded_states_gib(workload: Workload, layout: Layout, stages: Stages) -> 
     """
     dense, expert = rank_parameters(workload.model, layout, stages)
     dense_shards, expert_shards = optimizer_shards(layout)
-    of_dense = offloaded_bytes(workload, layout, dense_shards)
-    of_expert = offloaded_bytes(workload, layout, expert_shards, experts=True)
-    together = dense * of_dense + expert * of_expert
-    together = together + _drive_buffers(workload, layout, dense + expert)
+    of_dense, of_expert = offloaded_bytes(workload, layout)
+    trained = workload.trained_shares
+    updated = dense / dense_shards * trained[0] + expert / expert_shards * trained[1]
+    together = dense * of_dense + expert * of_expert + _drive_buffers(workload, updated)
     return np.broadcast_to(np.asarray(together / GIB), (len(stages),))
 
 
@@ -295,11 +295,12 @@ moments); and five buffers of 1e8 16-bit weights (DeepSpeed 0.19.8, runtime/zero
 offload_config.py, buffer_count and buffer_size)."""
 
 
-def _drive_buffers(workload: Workload, layout: Layout, parameters: Floats) -> Floats:
-    """Bytes of the host's memory through which a rank's states and shards pass to its drives."""
-    shards, _ = optimizer_shards(layout)
-    own = np.asarray(parameters) / shards * workload.trained_shares[0]
-    states = _STATE_BUFFERS * np.minimum(own, _SUB_GROUP) * workload.optimizer_on_drives
+def _drive_buffers(workload: Workload, updated: Floats) -> Floats:
+    """Bytes of the host's memory through which states and shards of a rank pass to its drives.
+
+    `updated` are the parameters whose states are its own.
+    """
+    states = _STATE_BUFFERS * np.minimum(updated, _SUB_GROUP) * workload.optimizer_on_drives
     return states + _WEIGHT_BUFFER_BYTES * workload.parameters_on_drives
 
 
@@ -578,18 +579,25 @@ def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> 
     """
     model = workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    dense_shards, expert_shards = optimizer_shards(layout)
-    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
+    per_dense, per_expert = _bytes_per_parameter(workload, layout)
     leading = (dense * per_dense, *saved.dense)
     main = leading
     if model.moe_layers:
-        per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
         states = rest * per_dense + experts * per_expert
         main = (states, *saved.main)
     shape = layout.broadcast_shape()
     return LayerBytes(
         *(in_shape(np.asarray(x, dtype=np.float64), shape) for x in (*main, *leading))
     )
+
+
+def _bytes_per_parameter(workload: Workload, layout: Layout) -> tuple[Floats, Floats]:
+    """States of a parameter outside experts, and of one in them, 0 in models without."""
+    dense_shards, expert_shards = optimizer_shards(layout)
+    of_dense = state_bytes_per_parameter(workload, layout, dense_shards)
+    if workload.model.moe is None:
+        return of_dense, 0.0
+    return of_dense, state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
 
 
 class KindBytes(NamedTuple):
@@ -637,11 +645,7 @@ def unlike_layer_bytes(workload: Workload, layout: Layout) -> list[KindBytes]:
         sources.
     """
     layers = workload.model.unlike_bytes
-    dense_shards, expert_shards = optimizer_shards(layout)
-    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
-    per_expert: Floats = 0.0
-    if workload.model.moe is not None:
-        per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
+    per_dense, per_expert = _bytes_per_parameter(workload, layout)
     shape = layout.broadcast_shape()
     kinds = zip(
         dict.fromkeys(layers),
@@ -899,9 +903,7 @@ def mean_states_gib(workload: Workload, layout: Layout) -> NDArray[np.float64]:
     model = workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     first, last, end_experts = end_parameters(model, layout)
-    dense_shards, expert_shards = optimizer_shards(layout)
-    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
-    per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
+    per_dense, per_expert = _bytes_per_parameter(workload, layout)
     layers = model.dense_layers * dense + model.moe_layers * rest
     states = (layers + first + last) * per_dense
     states = states + (model.moe_layers * experts + end_experts) * per_expert
@@ -985,9 +987,7 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     head_rank = last_rank(layout.schedule, layout.pp)
     both = np.asarray(head_rank) == 0
     first, last, experts = end_parameters(workload.model, layout)
-    dense_shards, expert_shards = optimizer_shards(layout)
-    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
-    per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
+    per_dense, per_expert = _bytes_per_parameter(workload, layout)
     mtp_saved = workload.model.mtp_layers * saved.module * in_flight(layout, head_rank)
     table_more, head_more = table_excess(workload, layout)
     at_table = first * per_dense + table_more + extra.gathered_leading_first

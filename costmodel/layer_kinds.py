@@ -287,11 +287,26 @@ class KindTime:
         KindTime
             Arrays of shape [k].
         """
-        return KindTime(
-            {name: _of_layouts(part, index, size) for name, part in self.parts.items()},
-            _of_layouts(self.backward_s, index, size),
-            {name: _of_layouts(part, index, size) for name, part in self.full_recompute.items()},
+        return self.changed(lambda seconds: _of_layouts(seconds, index, size))
+
+    def changed(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> KindTime:
+        """The same of all seconds changed in one way.
+
+        Parameters
+        ----------
+        change : callable
+            Of an array of seconds, as the times are shaped.
+
+        Returns
+        -------
+        KindTime
+            With the same parts.
+        """
+        parts, full = (
+            {name: change(np.asarray(part)) for name, part in parts.items()}
+            for parts in (self.parts, self.full_recompute)
         )
+        return KindTime(parts, change(np.asarray(self.backward_s)), full)
 
     def beside(self, other: KindTime) -> KindTime:
         """The times of these layouts, and after them those of further layouts.
@@ -357,30 +372,21 @@ class KindTimes:
         KindTimes
             Arrays of shape [k].
         """
-        kinds: dict[str, Any] = {
-            name: None if kind is None else kind.rows(index, size)
+        return self._each(lambda kind: kind.rows(index, size))
+
+    def _each(self, change: Callable[..., Any], *others: KindTimes) -> KindTimes:
+        """Every kind, and all of them by stage, changed by what it makes of them and those of other times."""
+        kinds = {
+            name: kind and change(kind, *(getattr(times, name) for times in others))
             for name, kind in vars(self).items()
             if name != "unlike"
         }
-        unlike = tuple(kind.rows(index, size) for kind in self.unlike)
-        return KindTimes(**kinds, unlike=unlike)
+        unlike = map(change, self.unlike, *(times.unlike for times in others))
+        return KindTimes(**kinds, unlike=tuple(unlike))
 
     def _mapped(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> KindTimes:
-        """The same of all seconds changed in one way."""
-
-        def changed(kind: KindTime) -> KindTime:
-            return KindTime(
-                {name: change(np.asarray(part)) for name, part in kind.parts.items()},
-                change(np.asarray(kind.backward_s)),
-                {name: change(np.asarray(part)) for name, part in kind.full_recompute.items()},
-            )
-
-        kinds: dict[str, Any] = {
-            name: None if kind is None else changed(kind)
-            for name, kind in vars(self).items()
-            if name not in ("unlike", "by_stage")
-        }
-        return KindTimes(**kinds, unlike=tuple(map(changed, self.unlike)))
+        """The same of all seconds changed in one way, without those by stage."""
+        return replace(self, by_stage=None)._each(lambda kind: kind.changed(change))
 
     def on_best_stage(self) -> KindTimes:
         """Seconds on no stage below these; the times themselves where stages are alike.
@@ -461,13 +467,7 @@ class KindTimes:
         KindTimes
             Arrays of shape [n + k], for these of shape [n].
         """
-        kinds: dict[str, Any] = {
-            name: None if kind is None else kind.beside(getattr(other, name))
-            for name, kind in vars(self).items()
-            if name != "unlike"
-        }
-        rows = zip(self.unlike, other.unlike, strict=True)
-        return KindTimes(**kinds, unlike=tuple(kind.beside(more) for kind, more in rows))
+        return self._each(lambda kind, more: kind.beside(more), other)
 
 
 def kind_times(c: Context) -> KindTimes:
@@ -521,16 +521,8 @@ def _stage_by_stage(c: Context, placement: StagedPlacement) -> Context:
 
 def _in_all(samples: Sequence[tuple[KindTimes, Floats]]) -> KindTimes:
     """Seconds of so many of several samples, kind by kind."""
-    first, _ = samples[0]
-    kinds: dict[str, Any] = {
-        name: kind and _mean_of([(getattr(times, name), number) for times, number in samples])
-        for name, kind in vars(first).items()
-        if name != "unlike"
-    }
-    rows = zip(*(times.unlike for times, _ in samples), strict=True)
-    numbers = [number for _, number in samples]
-    unlike = tuple(_mean_of(list(zip(row, numbers, strict=True))) for row in rows)
-    return KindTimes(**kinds, unlike=tuple(kind for kind in unlike if kind is not None))
+    (first, *others), numbers = zip(*samples, strict=True)
+    return first._each(lambda *kinds: _mean_of(list(zip(kinds, numbers, strict=True))), *others)
 
 
 def _scoring_contexts(c: Context) -> list[tuple[Context, int]]:
@@ -555,20 +547,12 @@ def _scoring_contexts(c: Context) -> list[tuple[Context, int]]:
 
 def _with_scoring(times: KindTimes, scoring: KindTimes, passes: float) -> KindTimes:
     """Every layer with forward passes beside it; multi-token prediction has no part in them."""
-    kinds: dict[str, Any] = {
-        name: kind and _scored(kind, getattr(scoring, name), passes)
-        for name, kind in vars(times).items()
-        if name not in ("unlike", "mtp")
-    }
-    rows = zip(times.unlike, scoring.unlike, strict=True)
-    unlike = tuple(_scored(kind, forward, passes) for kind, forward in rows)
-    return KindTimes(**kinds, mtp=times.mtp, unlike=unlike)
 
+    def scored(kind: KindTime, forward: KindTime) -> KindTime:
+        """A layer with so many forward passes beside its own."""
+        return replace(kind, parts=add(kind.parts, scaled(forward.parts, passes)))
 
-def _scored(kind: KindTime, forward: KindTime, passes: float) -> KindTime:
-    """A layer with so many forward passes beside its own."""
-    parts = add(kind.parts, scaled(forward.parts, passes))
-    return KindTime(parts, kind.backward_s, kind.full_recompute)
+    return replace(replace(times, mtp=None)._each(scored, scoring), mtp=times.mtp)
 
 
 def _times_of_training(c: Context) -> KindTimes:

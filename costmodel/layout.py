@@ -7,7 +7,7 @@ layout or a hundred thousand of them, and every formula of the cost model is wri
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntFlag
 from typing import Any, Self
 
@@ -293,6 +293,22 @@ class Placement:
     edp: NDArray[np.int64]
     dp_cp: NDArray[np.int64]
     """The group over which dense gradients are reduced."""
+
+    def rows(self, index: Any) -> Self:
+        """Some of many placements.
+
+        Parameters
+        ----------
+        index : int, slice, or array of int, shape [k]
+            Anything that indexes the first axis of arrays [n, levels]; None gives arrays one more axis.
+
+        Returns
+        -------
+        Placement
+            Of the same class, arrays [k, levels].
+        """
+        columns = {name: np.asarray(members)[index] for name, members in vars(self).items()}
+        return replace(self, **columns)
 
 
 GROUPS = tuple(field.name for field in fields(Placement))

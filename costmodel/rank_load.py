@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,11 +105,7 @@ def chunk_counts(
     LayerCounts
         Read-only arrays of shape [virtual stages, pp].
     """
-    sizes = np.array(stages, dtype=np.float64).T
-    in_order = _in_model_order(sizes) if v_shaped else sizes
-    first = (np.cumsum(in_order) - in_order.ravel()).reshape(sizes.shape)
-    if v_shaped:
-        first = _in_model_order(first)
+    sizes, first = _chunks(stages, v_shaped=v_shaped)
     dense = np.clip(dense_layers - first, 0.0, sizes)
     full = np.minimum(sizes, recomputed)
     dense_full = np.minimum(full, dense)
@@ -142,11 +138,7 @@ def unlike_counts(
     tuple of pairs of array, shape [virtual stages, pp]
         Read-only; kinds in the order in which they first appear.
     """
-    sizes = np.array(stages, dtype=np.int64).T
-    in_order = _in_model_order(sizes) if v_shaped else sizes
-    first = (np.cumsum(in_order) - in_order.ravel()).reshape(sizes.shape)
-    if v_shaped:
-        first = _in_model_order(first)
+    sizes, first = _chunks(stages, v_shaped=v_shaped)
     in_chunks = counts_between(layers, first, first + sizes)
     again = counts_between(layers, first, first + np.minimum(sizes, recomputed))
     in_chunks.flags.writeable = again.flags.writeable = False
@@ -184,7 +176,15 @@ def byte_counts(
     return (counts.dense, counts.dense_recomputed), (counts.moe, counts.moe_recomputed)
 
 
-def _in_model_order(chunks: NDArray[Any]) -> NDArray[Any]:
+def _chunks(stages: Stages, *, v_shaped: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Layers of every chunk, and those in front of it, [virtual stages, pp]."""
+    sizes = np.array(stages, dtype=np.int64).T
+    in_order = _in_model_order(sizes) if v_shaped else sizes
+    first = (np.cumsum(in_order) - in_order.ravel()).reshape(sizes.shape)
+    return sizes, _in_model_order(first) if v_shaped else first
+
+
+def _in_model_order(chunks: NDArray[np.int64]) -> NDArray[np.int64]:
     """[virtual stages, pp] with every second row turned round; its own inverse."""
     return np.stack([row[::-1] if v % 2 else row for v, row in enumerate(chunks)])
 
@@ -737,8 +737,7 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
     model, layout = c.workload.model, c.layout
     pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layout.pp, layout.vpp))
     busiest_s = np.zeros(shape)
-    one_part = (vpp == 1) & (pp > 1) & (np.asarray(layout.schedule) != int(Schedule.DUALPIPE))
-    own = np.flatnonzero(np.broadcast_to(one_part, shape))
+    own = np.flatnonzero((vpp == 1) & (pp > 1))
     if not len(own):
         return busiest_s
     again = np.where(_recomputes_all(c), 1.0, 0.0)

@@ -555,10 +555,16 @@ def parameters_go_with_states(framework: str) -> bool:
 
 
 def _frozen_offloaded(workload: Workload, layout: Layout) -> Floats:
-    """Share of frozen weights in the hosts' memory, 0 to 1."""
-    offloaded: Floats = np.asarray(layout.optimizer_offload) / 100.0
-    goes = workload.adapters is not None and parameters_go_with_states(workload.framework)
-    return offloaded * goes
+    """Share of frozen weights that lie off the GPU, 0 to 1: all of them under `offload_param`.
+
+    DeepSpeed asks no parameter for its gradient (runtime/zero/partition_parameters.py, _partition_param).
+    """
+    if workload.adapters is None:
+        return 0.0
+    if workload.offload_parameters:
+        return np.where(np.asarray(layout.zero_stage) == 3, 1.0, 0.0)
+    goes = parameters_go_with_states(workload.framework)
+    return np.asarray(layout.optimizer_offload) / 100.0 * goes
 
 
 def frozen_encoder_bytes(workload: Workload, layout: Layout) -> Floats:
@@ -588,9 +594,7 @@ def frozen_encoder_bytes(workload: Workload, layout: Layout) -> Floats:
     return held
 
 
-def offloaded_bytes(
-    workload: Workload, layout: Layout, shards: Ints, *, experts: bool = False
-) -> Floats:
+def offloaded_bytes(workload: Workload, layout: Layout) -> tuple[Floats, Floats]:
     """What offloading or paging the optimizer keeps in the host's memory, of one parameter on one GPU.
 
     The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
@@ -604,17 +608,21 @@ def offloaded_bytes(
     workload : Workload
         Its optimizer and software.
     layout : Layout
-        One layout, or many of shape [n]; the ZeRO stage and the offloaded share are used.
-    shards : int or array of int
-        Data-parallel ranks that share the parameter, at least 1.
-    experts : bool
-        Whether it is one of routed experts.
+        One layout, or many of shape [n].
 
     Returns
     -------
-    float or array
-        Bytes; 0 where nothing is offloaded.
+    tuple of two floats or arrays
+        Bytes of a parameter outside routed experts, and of one in them; 0 where nothing is offloaded.
     """
+    of_dense, of_expert = (
+        _offloaded_of_one(workload, layout, shards, experts=experts)
+        for shards, experts in zip(optimizer_shards(layout), (False, True), strict=True)
+    )
+    return of_dense, of_expert
+
+
+def _offloaded_of_one(workload: Workload, layout: Layout, shards: Ints, *, experts: bool) -> Floats:
     moments = moments_bytes(workload, experts=experts)
     share = np.where(np.asarray(layout.zero_stage) == 0, 1.0, 1.0 / np.asarray(shards))
     kept: Floats = np.asarray(layout.optimizer_offload) / 100.0 * share
@@ -625,10 +633,12 @@ def offloaded_bytes(
     if pages_states(workload):
         states = states + workload.trained_shares[experts] * share * moments
     states = states + reference_bytes(workload, layout, shards)[1]
-    frozen = workload.frozen_weight_bytes[experts]
-    states = states + _frozen_offloaded(workload, layout) * frozen * share
-    on_host = workload.offload_parameters and not workload.parameters_on_drives
-    return states + (_HOST_WEIGHT_BYTES * share if on_host else 0.0)
+    if workload.parameters_on_drives:
+        return states
+    moved = _frozen_offloaded(workload, layout) * workload.frozen_weight_bytes[experts]
+    if workload.offload_parameters:
+        moved = moved + _HOST_WEIGHT_BYTES * workload.trained_shares[experts]
+    return states + moved * share
 
 
 def _narrow_weight_bytes(workload: Workload) -> float:
@@ -648,7 +658,6 @@ def state_bytes_per_parameter(
     shards: Ints,
     *,
     experts: bool = False,
-    tables: bool = False,
 ) -> Floats:
     """Weights, gradients and optimizer states of one parameter on one GPU: the sum of `state_bytes`.
 
@@ -664,17 +673,13 @@ def state_bytes_per_parameter(
         Data-parallel ranks that share the parameter, at least 1.
     experts : bool
         Whether it is one of routed experts.
-    tables : bool
-        Whether it is one of token tables and heads.
 
     Returns
     -------
     float or array
         Bytes, at least 0.
     """
-    weights, gradients, states = state_bytes(
-        workload, layout, shards, experts=experts, tables=tables
-    )
+    weights, gradients, states = state_bytes(workload, layout, shards, experts=experts)
     together: Floats = np.asarray(weights) + gradients + states
     return together
 

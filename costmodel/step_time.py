@@ -221,7 +221,9 @@ def optimizer_s(
     on_host_s = _host_s(c, parameters, frozen_bytes) + _states_on_drives_s(c, parameters)
     on_host_s = offloaded * on_host_s
     states_s: Floats = np.maximum(on_gpu_s, on_host_s)
-    return states_s + _uploads_s(c, parameters) if c.workload.offload_parameters else states_s
+    if not c.workload.offload_parameters:
+        return states_s
+    return states_s + _uploads_s(c, parameters, frozen_bytes)
 
 
 def _on_gpu_s(
@@ -299,22 +301,24 @@ def _host_s(c: Context, parameters: Floats, frozen_bytes: Floats) -> Floats:
     return seconds
 
 
-def _uploads_s(c: Context, parameters: Floats) -> Floats:
+def _uploads_s(c: Context, parameters: Floats, frozen_bytes: Floats) -> Floats:
     """Seconds of the copies that 16-bit shards on the host cost a step, priced as hidden under nothing.
 
-    They go up ahead of the forward and of the backward pass of every micro-batch (DeepSpeed 0.19.8,
-    deepspeed/runtime/zero/partition_parameters.py, _all_gather_dtype). What the optimizer updates on the GPU
-    comes down once; where it is the host's, its own upload of new weights falls away (stage3.py, step).
+    They go up ahead of the forward and of the backward pass of every micro-batch, and of each pass that
+    scores with them, frozen ones among them (DeepSpeed 0.19.8, deepspeed/runtime/zero/
+    partition_parameters.py, _all_gather_dtype). What the optimizer updates on the GPU comes down once; where
+    it is the host's, its own upload of new weights falls away (stage3.py, step).
     """
-    micro_batches = np.asarray(c.layout.num_micro_batches)
+    work = c.workload
+    scoring = work.step_kind.own_passes + (0 if work.keeps_reference else work.reference_passes)
+    passes = (2.0 + scoring) * np.asarray(c.layout.num_micro_batches)
     on_host = np.asarray(c.layout.optimizer_offload) / 100.0
-    after_step = 1.0 - 2.0 * on_host
-    moved = _WEIGHT_BYTES * (2.0 * micro_batches + after_step)
-    seconds: Floats = moved * np.asarray(parameters) / _pcie_bytes_per_s(c)
-    if c.workload.parameters_on_drives:
+    read = passes * (_WEIGHT_BYTES * np.asarray(parameters) + frozen_bytes)
+    updated = _WEIGHT_BYTES * np.asarray(parameters)
+    seconds: Floats = (read + (1.0 - 2.0 * on_host) * updated) / _pcie_bytes_per_s(c)
+    if work.parameters_on_drives:
         # Read for each pass, and written once new (runtime/swap_tensor/partitioned_param_swapper.py).
-        moved = _WEIGHT_BYTES * (2.0 * micro_batches + 1.0)
-        seconds = seconds + moved * np.asarray(parameters) / _drives_bytes_per_s(c)
+        seconds = seconds + (read + updated) / _drives_bytes_per_s(c)
     return seconds
 
 

@@ -17,7 +17,7 @@ from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, recomputes_experts
-from meshwright.costmodel.rank_load import LayerCounts, Stages, rank_counts
+from meshwright.costmodel.rank_load import Stages, rank_counts
 from meshwright.costmodel.states import optimizer_shards, rank_parameters
 from meshwright.costmodel.workload import (
     GATHERS,
@@ -78,38 +78,28 @@ def mean_rank_work(c: Context, stages: Stages, ranks: slice | None = None) -> Ra
     RankWork
         Layers, each counted once a micro-batch, and bytes.
     """
-    model, pp = c.workload.model, len(stages)
-    m = int(np.asarray(c.layout.num_micro_batches))
-    counts = rank_counts(c, stages)
-    if ranks is not None:
-        return _work_of(c, counts, ranks)
-    experts, scoring = model.blocks.experts, c.workload.scoring_passes
-    again = float(np.sum(counts.dense_recomputed + counts.moe_recomputed))
-    moe_again = experts * m * float(np.sum(counts.moe_recomputed)) / pp
-    moe_layers = m * len(model.expert_layers) / pp
+    model, counts, chosen = c.workload.model, rank_counts(c, stages), ranks or slice(None)
+    m, passes = int(np.asarray(c.layout.num_micro_batches)), c.workload.scoring_passes
+
+    def mean(of_ranks: FloatArray) -> float:
+        return m * float(np.sum(of_ranks[chosen])) / len(of_ranks[chosen])
+
+    layers, moe = mean(counts.dense + counts.moe), mean(counts.moe)
+    again, moe_again = (
+        mean(counts.dense_recomputed + counts.moe_recomputed),
+        mean(counts.moe_recomputed),
+    )
+    if ranks is None:
+        # Of a pattern, or where each n-th layer has experts, not every main layer has them.
+        moe, moe_again = (
+            m * len(model.expert_layers) / len(stages),
+            model.blocks.experts * moe_again,
+        )
     return RankWork(
         micro_batches=m,
         activation_bytes=2.0 * float(np.asarray(c.tokens)) * model.hidden,
-        layers=m * model.layers / pp,
-        recomputed=m * again / pp + scoring * m * model.layers / pp,
-        moe_layers=moe_layers,
-        moe_recomputed=moe_again + scoring * moe_layers,
-        experts_alone=moe_layers * float(recomputes_experts(c.layout)),
-    )
-
-
-def _work_of(c: Context, counts: LayerCounts, ranks: slice) -> RankWork:
-    """The mean of some ranks, each with its own layers."""
-    m, passes = int(np.asarray(c.layout.num_micro_batches)), c.workload.scoring_passes
-    dense, moe, dense_again, moe_again = (
-        m * float(np.mean(each[ranks]))
-        for each in (counts.dense, counts.moe, counts.dense_recomputed, counts.moe_recomputed)
-    )
-    return RankWork(
-        micro_batches=m,
-        activation_bytes=2.0 * float(np.asarray(c.tokens)) * c.workload.model.hidden,
-        layers=dense + moe,
-        recomputed=dense_again + moe_again + passes * (dense + moe),
+        layers=layers,
+        recomputed=again + passes * layers,
         moe_layers=moe,
         moe_recomputed=moe_again + passes * moe,
         experts_alone=moe * float(recomputes_experts(c.layout)),

@@ -29,7 +29,7 @@ from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.rank_load import least_busiest_s
 from meshwright.costmodel.rates import calibrated_constants
-from meshwright.costmodel.schedules import Schedule, has_trait, least_fill, least_waits, traits
+from meshwright.costmodel.schedules import has_trait, is_v_shaped, least_fill, least_waits
 from meshwright.costmodel.step_time import StepTime, loaded_step, make_context, scale_share
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
@@ -329,14 +329,12 @@ def combination_costs(
     weight = step.seconds(1.0, work_s) - step.seconds(0.0, work_s)
     lines = _lines(step, work_s, again_s, layers=model.layers, leading=leading)
     in_front = np.asarray(has_trait(layouts.schedule, "v_shaped"))
-    # A DualPipe rank works for its mirror's stage too: its layers do not say how long it takes.
-    known = np.asarray(layouts.schedule) != int(Schedule.DUALPIPE)
     by_name = {
-        "layer_s": known * np.asarray(main_s),
-        "leading_s": known * np.asarray(leading_s),
-        "again_s": known * again_s,
-        "first_s": known * (np.asarray(costs.embedding_s) + np.where(in_front, ends_s, 0.0)),
-        "last_s": known * np.where(in_front, 0.0, ends_s),
+        "layer_s": main_s,
+        "leading_s": leading_s,
+        "again_s": again_s,
+        "first_s": np.asarray(costs.embedding_s) + np.where(in_front, ends_s, 0.0),
+        "last_s": np.where(in_front, 0.0, ends_s),
         "weight": weight,
     }
     rows = zip(
@@ -421,12 +419,11 @@ def _turns_down(values: FloatArray, first: int, middle: int, last: int) -> bool:
 def memory_rows(workload: Workload, layout: Layout) -> list[RankRow]:
     """HBM of every pipeline rank of one layout, for any number of recomputed layers.
 
-    Empty where a rank's layers do not say what it holds: DualPipe ranks hold their mirror's stage too, and
-    V-shaped pipelines put leading dense layers elsewhere.
+    Empty where a rank's layers do not say what it holds: V-shaped pipelines put leading dense layers
+    elsewhere.
     """
-    shape = traits(int(layout.schedule))
     leading = workload.model.dense_layers and workload.model.moe_layers
-    if int(layout.schedule) == Schedule.DUALPIPE or (shape.v_shaped and leading):
+    if is_v_shaped(layout) and leading:
         return []
     rows = MemoryFit(workload, replace(layout, recompute_layers=1)).rank_rows()
     if not int(layout.recompute) & Recompute.FULL:

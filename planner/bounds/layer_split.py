@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel.layout import ROUNDING, Layout
-from meshwright.costmodel.rank_load import Stages, least_busiest_in_order_s
+from meshwright.costmodel.rank_load import Stages, layer_counts, least_busiest_in_order_s
 from meshwright.costmodel.schedules import longest_way_s, traits
 from meshwright.costmodel.simulator import one_f_one_b_s
 from meshwright.costmodel.workload import Workload
@@ -205,12 +205,8 @@ class SplitCosts:
 
     def counts_of(self, stages: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
         """(layers, leading ones among them) of each rank."""
-        before, leading = 0, [0] * self.pp
-        for chunk in range(self.pp * self.vpp):
-            level, rank = divmod(chunk, self.pp)
-            leading[rank] += min(max(self.leading - before, 0), stages[rank][level])
-            before += stages[rank][level]
-        return [(sum(row), own) for row, own in zip(stages, leading, strict=True)]
+        leading = layer_counts(self.leading, stages, 0).dense
+        return [(sum(row), int(own)) for row, own in zip(stages, leading, strict=True)]
 
     def at_the_cheapest(self) -> SplitCosts:
         """The same with every layer as cheap as the cheapest kind; itself where layers are alike."""

@@ -49,6 +49,7 @@ from meshwright.costmodel.rank_load import (
     distinct_columns,
     kinds_ahead,
     last_rank_s,
+    layer_counts,
     least_busiest_in_order_s,
     least_busiest_in_rooms_s,
     least_recomputed_s,
@@ -68,7 +69,6 @@ from meshwright.costmodel.states import (
     kind_parameters_on_gpu,
     layer_parameters_on_gpu,
     offloaded_bytes,
-    optimizer_shards,
     rank_parameters,
 )
 from meshwright.costmodel.workload import Workload
@@ -139,7 +139,7 @@ class MemoryFit:
         self.limit_gib = usable_hbm_gib(workload)
         offloads = int(layout.optimizer_offload) > 0 or workload.offload_parameters
         self.host_limit_gib = host_limit_gib(workload) if offloads else inf
-        self.leading = workload.model.dense_layers if workload.model.moe_layers else 0
+        self.leading = _leading(workload)
         self.even_gib: FloatArray | None = None
         """Memory of each rank of `any_stages`, where the caller has it."""
         self.layer_gib: tuple[float, ...] | None = None
@@ -177,14 +177,8 @@ class MemoryFit:
 
     def _counts(self, stages: Stages) -> list[tuple[float, float]]:
         """(layers, leading ones among them) of each rank of a split."""
-        leading = [0.0] * len(stages)
-        leading_left = self.leading
-        for virtual_stage in zip(*stages, strict=True):
-            for rank, size in enumerate(virtual_stage):
-                placed = min(leading_left, size)
-                leading[rank] += placed
-                leading_left -= placed
-        return [(float(sum(own)), leading[rank]) for rank, own in enumerate(stages)]
+        leading = layer_counts(self.leading, stages, 0).dense.tolist()
+        return [(float(sum(own)), of_own) for own, of_own in zip(stages, leading, strict=True)]
 
     @cached_property
     def _host_rows(self) -> list[HostRow]:
@@ -217,9 +211,7 @@ class MemoryFit:
     @cached_property
     def offloaded_gib(self) -> tuple[float, float]:
         """What the host keeps of a parameter outside experts, and of one in them."""
-        dense_shards, expert_shards = optimizer_shards(self.layout)
-        of_dense = offloaded_bytes(self.workload, self.layout, dense_shards)
-        of_expert = offloaded_bytes(self.workload, self.layout, expert_shards, experts=True)
+        of_dense, of_expert = offloaded_bytes(self.workload, self.layout)
         return float(np.asarray(of_dense)) / GIB, float(np.asarray(of_expert)) / GIB
 
     @cached_property
@@ -474,13 +466,9 @@ class MemoryFit:
         loads = np.asarray(rank_parameters(model, self.layout, stages)[0], dtype=np.float64)
         if self._unlike is not None:
             beside = loads - self._unlike.loads(stages)
-            return float(beside[0]), float(beside[-1]) if pp > 1 else 0.0
-        before, own_layers = 0, []
-        for (size,) in stages:
-            leading = min(max(model.dense_layers - before, 0), size)
-            own_layers.append(leading * dense + (size - leading) * rest)
-            before += size
-        beside = loads - np.array(own_layers)
+        else:
+            counts = layer_counts(model.dense_layers, stages, 0)
+            beside = loads - (counts.dense * dense + counts.moe * rest)
         return float(beside[0]), float(beside[-1]) if pp > 1 else 0.0
 
 
@@ -954,7 +942,7 @@ def _pipeline_of(workload: Workload, pp: int, vpp: int) -> _Pipeline:
     return _Pipeline(
         layers=model.layers,
         dense_layers=model.dense_layers,
-        leading=model.dense_layers if model.moe_layers else 0,
+        leading=_leading(workload),
         uneven_stages=framework_of_stack(workload.framework).uneven_stages,
         empty_ends=may_have_empty_ends(workload),
         pp=pp,
@@ -988,9 +976,7 @@ def _splits(pipeline: _Pipeline) -> _Splits | None:
             tuple(sorted(chunks.setdefault(one, len(chunks)) for one in each)) for each in rounds
         )
         of_splits.append([sets.setdefault(each, len(sets)) for each in rows])
-        main_layers.append(
-            np.sum(stages, axis=1) - chunk_counts(leading, stages, 0).dense.sum(axis=0)
-        )
+        main_layers.append(layer_counts(leading, stages, 0).moe)
     sizes = np.array([len(each) for each in sets])
     counts = np.stack([np.bincount(own, minlength=len(sets)) for own in of_splits])
     return _Splits(
@@ -1128,16 +1114,11 @@ def _rooms(
     workload: Workload, layouts: Layout, limit_gib: float, in_front: NDArray[np.bool_] | None
 ) -> tuple[LayerRooms | UnlikeRooms, FloatArray]:
     """What ranks have room for, and the main layers that are, [n, ranks]; 0 where no split can fit."""
-    model = workload.model
     unlike = unlike_rooms(workload, layouts, limit_gib)
     rooms = unlike or layer_rooms(workload, layouts, limit_gib, in_front)
     most = rooms.most if isinstance(rooms, LayerRooms) else rooms.most_layers()
-    # A DualPipe rank works for its mirror's stage too: what it holds says nothing of its own load.
-    mirrored = (np.asarray(layouts.schedule) == int(Schedule.DUALPIPE))[:, None]
-    most = np.where(mirrored, float(model.moe_layers or model.dense_layers), most)
-    leading = model.dense_layers if model.moe_layers else 0
-    most[_lacks_room_for_one(layouts, most, leading)] = 0.0
-    return rooms, most
+    lacks = _lacks_room_for_one(layouts, most, _leading(workload))
+    return rooms, np.where(lacks[:, None], 0.0, most)
 
 
 def _lacks_room_for_one(layouts: Layout, most: FloatArray, leading: int) -> NDArray[np.bool_]:
@@ -1176,9 +1157,7 @@ def _front(
     """Of mappings of the layouts `owner`; None without leading dense layers, or where layers are unlike."""
     if not leading or times.dense is None or times.unlike:
         return None
-    # A DualPipe rank holds its mirror's stage too.
-    is_of = np.asarray(layouts.schedule) != int(Schedule.DUALPIPE)
-    is_of = is_of & (np.asarray(layouts.vpp) == 1)
+    is_of = np.broadcast_to(np.asarray(layouts.vpp) == 1, layouts.broadcast_shape())
     first_s, dense_s = (
         np.asarray(times.embedding.seconds),
         leading * np.asarray(times.dense.seconds),
@@ -1198,8 +1177,7 @@ def _in_order_and_rooms_s(
     """
     model, shape = workload.model, layouts.broadcast_shape()
     pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layouts.pp, layouts.vpp))
-    mirrored = np.broadcast_to(np.asarray(layouts.schedule) == int(Schedule.DUALPIPE), shape)
-    own = (vpp == 1) & (pp > 1) & ~mirrored
+    own = (vpp == 1) & (pp > 1)
     counts, busiest_s = counts_in_order(model.unlike_layers), np.zeros(shape)
     recomputed = np.minimum(times.recomputed, model.layers)
     kinds, places = len(counts), np.arange(0, model.layers + 1)

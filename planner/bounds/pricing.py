@@ -415,8 +415,7 @@ class CostModelPricing:
             return None
         workload, fewest = self._workload.on(int(layout.gpus)), 0
         if self._some_layers and int(layout.recompute) & Recompute.FULL:
-            one_row = layout.flat()
-            fewest = int(self.least_memory_gib(one_row)[1][0])
+            fewest = int(self.least_memory_gib(layout.flat())[1][0])
         every = self._pricing_of(workload, layout).under(mappings.matrices)
         amounts = self._recompute_amounts(layout, fewest)
         return worked_out(self._best(workload, mappings, every, amounts, cutoff_s))

@@ -73,7 +73,7 @@ class Profiles:
 
     def rows(self, rows: IntArray) -> Placement:
         """Some of the placements."""
-        return _rows(self.placement, rows)
+        return self.placement.rows(rows)
 
     def need_of(self, placement: Placement) -> Need | None:
         """What the profile with the price of a placement, arrays [levels], asks for."""
@@ -89,10 +89,6 @@ class Profiles:
             columns.append(np.all(self.placement.stage_ep == of_stages, axis=(1, 2)))
         rows = np.flatnonzero(np.all(columns, axis=0))
         return self.needs[int(rows[0])] if len(rows) else None
-
-
-def _rows(placement: Placement, rows: IntArray) -> Placement:
-    return replace(placement, **{name: np.asarray(m)[rows] for name, m in vars(placement).items()})
 
 
 def profiles_of(workload: Workload, instance: Instance, *, by_stage: bool = False) -> Profiles:
@@ -196,7 +192,7 @@ def _profiles_of(
     of_groups = [np.asarray(getattr(reach, name)) for reach in reaches for name in names]
     strength = np.concatenate([np.stack(of_groups, axis=1).astype(np.int64), *wishes], axis=1)
     return Profiles(
-        placement=_rows(placement, first),
+        placement=placement.rows(first),
         needs=needs,
         strength=strength[first],
         apart=apart,

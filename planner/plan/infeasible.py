@@ -333,10 +333,7 @@ class RequestRule(Rule):
         return np.asarray(self._broken(table.layouts), dtype=np.float64)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        array_of_one = Layout(
-            **{name: np.array([value]) for name, value in vars(plan.layout).items()}
-        )
-        if not self._broken(array_of_one)[0]:
+        if not self._broken(plan.layout.flat())[0]:
             return None
         return Finding(
             rule=self.name,

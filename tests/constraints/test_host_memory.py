@@ -13,6 +13,7 @@ from ortools.sat.python import cp_model
 from meshwright.constraints.memory import HostMemory
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.layout import Layout
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
@@ -77,6 +78,28 @@ def test_the_rank_with_the_most_layers_counts_by_hand() -> None:
             spans={},
         )
         assert (HostMemory().check(plan) is None) == fits
+
+
+def test_experts_without_adapters_take_no_room_on_the_host() -> None:
+    """Rank-16 adapters of queries and values of Mixtral: 2 x 16 x 4,096 + 16 x (4,096 + 1,024) a layer.
+
+    20 bytes each under DeepSpeed, of which 8 ranks share each; as many for each expert's parameter would be
+    refused.
+    """
+    adapters = AdapterSpec(rank=16, targets=("q_proj", "v_proj"))
+    held_gib = 20 * 32 * (2 * 16 * 4096 + 16 * (4096 + 1024)) / GIB
+    layout = Layout(dp=8, zero_stage=3, num_micro_batches=8, optimizer_offload=100)
+    one_row = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+    for limit, fits in ((held_gib * 1.001, True), (held_gib * 0.999, False)):
+        workload = replace(
+            request(limit, model="mixtral-8x7b").workload(),
+            framework="deepspeed",
+            adapters=adapters,
+        )
+        plan = FinishedPlan(workload=workload, layout=layout, stages=((32,),), memory_gib=(0.0,))
+        table = Candidates(workload=workload, layouts=one_row, memory_gib=np.zeros(1))
+        assert (HostMemory().check(plan) is None) == fits
+        assert (HostMemory().excess(table)[0] <= 0) == fits
 
 
 def test_clusters_that_say_nothing_are_not_limited() -> None:

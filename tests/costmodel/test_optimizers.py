@@ -29,7 +29,7 @@ from meshwright.costmodel.rates import calibrated_constants, kernel_rates
 from meshwright.costmodel.states import state_bytes
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.adapters import counted_matrices
+from meshwright.model_specs.adapters import AdapterSpec, counted_matrices
 from meshwright.model_specs.parameters import (
     active_matmul_parameters,
     expert_parameters,
@@ -166,6 +166,35 @@ def test_shards_on_the_host_go_up_twice_a_micro_batch(on_host: int, copies: int)
     more_s = seconds(replace(plain, parameter_offload="cpu"), layout) - seconds(plain, layout)
     own = parameter_count(LLAMA.model) / 8
     assert more_s == pytest.approx(copies * 2.0 * own / (0.4 * 64e9), rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "passes"), [("pretrain", 2), ("dpo", 3), ("kto", 5)])
+def test_frozen_shards_lie_on_the_host_too_and_go_up_for_each_pass(kind: str, passes: int) -> None:
+    """2 bytes each; DPO has one pass of the frozen base more, KTO two of it and one of the model."""
+    layout, own = replace(SHARDED, zero_stage=3), parameter_count(LLAMA.model) / 8
+    plain = with_optimizer("adam", "deepspeed", adapters=AdapterSpec(rank=1), kind=kind)
+    moved = replace(plain, parameter_offload="cpu")
+    trained = plain.trained_shares[0]
+    more_s = seconds(moved, layout) - seconds(plain, layout)
+    copies = passes * 16 * (1.0 + trained) + trained
+    assert more_s == pytest.approx(copies * 2.0 * own / (0.4 * 64e9), rel=1e-6)
+    held = [stage_memory_parts_gib(work, layout, STAGES)["weights"][0] for work in (plain, moved)]
+    assert held[0] - held[1] == pytest.approx(2.0 * own * (1.0 + trained) / GIB)
+    on_host = offloaded_states_gib(moved, layout, STAGES)[0]
+    assert on_host == pytest.approx(2.0 * own * (1.0 + trained) / GIB)
+    on_drives = replace(moved, parameter_offload="nvme")
+    assert offloaded_states_gib(on_drives, layout, STAGES)[0] == pytest.approx(1e9 / GIB)
+
+
+def test_states_on_drives_pass_through_buffers_of_what_a_rank_updates() -> None:
+    """Of adapters beside the attention of a model with experts nothing for each expert; 16 bytes each."""
+    adapters = AdapterSpec(rank=16, targets=("q_proj", "v_proj"))
+    work = with_optimizer("adam", "deepspeed", adapters=adapters, optimizer_on_drives=True)
+    work = replace(work, model=load_catalog_model("mixtral-8x7b"))
+    layout = replace(SHARDED, zero_stage=3, optimizer_offload=100)
+    trained = 32 * (2 * 16 * 4096 + 16 * (4096 + 1024))
+    held = offloaded_states_gib(work, layout, STAGES)[0] * GIB
+    assert held == pytest.approx((16.0 + 4.0) * trained / 8, rel=1e-5)
 
 
 def seconds(work: Workload, layout: Layout, stages: Any = STAGES) -> float:

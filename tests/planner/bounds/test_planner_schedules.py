@@ -10,9 +10,9 @@ import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.execution_names import SCHEDULE_NAMES
-from meshwright.costmodel.schedules import Schedule
+from meshwright.costmodel.schedules import Schedule, schedule_named, traits
 from meshwright.errors import InputError
-from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.frameworks.catalog import RECORDS, framework_named, planned
 from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.analysis.neighbours import neighbours
@@ -110,6 +110,12 @@ def test_no_schedule_beats_the_chosen_one() -> None:
     known = [seconds for seconds in times if seconds is not None]
     assert len(known) == 7
     assert best.objective.step_time_s == pytest.approx(min(known), rel=1e-12)
+
+
+def test_no_plan_has_ranks_of_two_stages() -> None:
+    """DualPipe's, which the bounds do not know: what a rank holds is not what it works for."""
+    planned_names = {name for record in RECORDS for name in planned(record.schedules)}
+    assert not any(traits(schedule_named(name)).pairs_of_ranks for name in planned_names)
 
 
 def test_megatron_has_the_two_it_always_had() -> None:
