@@ -100,6 +100,8 @@ def test_the_fewest_gpus_reach_their_target(tools: PlannerTools) -> None:
     assert answer["reached"]
     assert answer["figures"]["step_time_s"] <= 2.0
     assert answer["gpus"] == 16, "8 GPUs take twice the 1.6 s of 16"
+    pinned = tools.recommend(**QUESTION | {"gpus": 32}, step_time_s=2.0, pin={"tp": 8})
+    assert pinned["layout"].startswith("tp 8")
     with pytest.raises(InputError, match="give a target"):
         tools.recommend(**QUESTION)
 
