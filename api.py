@@ -161,6 +161,7 @@ def recommend(
     workers: int | None = None,
     cache: str | PathLike[str] | None = None,
     no_cache: bool = False,
+    time_limit_s: float | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Unpack[TrainingOptions],
 ) -> Recommendation:
@@ -191,6 +192,9 @@ def recommend(
         File of what `calibrate` learned.
     workers, cache, no_cache
         As for `plan_batch`.
+    time_limit_s
+        Seconds for the search at each number of GPUs, from 0; none when None. Where it ends one, that fewer
+        GPUs miss the target may be left unproven.
     progress
         Called with a line for every plan.
 
@@ -228,6 +232,7 @@ def recommend(
             "days": days,
             "gpu_hour_price": gpu_hour_price,
             "calibration": None if calibration is None else str(calibration),
+            "time_limit": time_limit_s,
             **options,
         },
     )

@@ -537,6 +537,7 @@ def recommend_options(command: Command) -> Command:
         ),
         _workers(),
         *_cache_options(),
+        _time_limit(f"Seconds for each number of GPUs; {TIME_LIMIT_S:g} by default."),
         value_option("-o --output", PATH, "DIR", "Folder for table, picture and the plan."),
     ]
     return _add(options, command)

@@ -159,13 +159,19 @@ class PlannerTools:
         days: float | None = None,
         gpu_hour_price: float | None = None,
         precision: str = "bf16",
+        optimizer: str = "adam",
         framework: str = "megatron",
+        pin: dict[str, int | str] | None = None,
+        forbid: Words | None = None,
+        without: Words | None = None,
+        allow: Words | None = None,
+        train: Literal["full", AdapterMethod] = "full",
         time_limit_s: Seconds = LONGEST_S,
     ) -> dict[str, Any]:
         """Find the fewest GPUs, at most gpus, on which a model reaches a target.
 
         The target is one of: step_time_s, seconds of a step at most; tokens_per_s, at least; or tokens with
-        days, in which they are to be trained.
+        days, in which they are to be trained. What else it takes is said of `plan`.
         """
         by_days = step_time_s is None and tokens_per_s is None and days is not None
         question = read_question(
@@ -183,7 +189,13 @@ class PlannerTools:
                 "days": days,
                 "gpu_hour_price": gpu_hour_price,
                 "precision": precision,
+                "optimizer": optimizer,
                 "framework": framework,
+                "pin": pin or "",
+                "forbid": forbid or (),
+                "without": without or (),
+                "allow": allow or (),
+                "train": train,
                 "time_limit": time_limit_s,
             },
         )
@@ -351,7 +363,7 @@ def serve_tools(offer: Offer, folder: Path | None, limits: PageLimits) -> None:
 
 def tool_server(tools: PlannerTools) -> Any:
     """The server of the tools, not yet connected. Raises InputError where the package mcp is not there."""
-    server_class, tool_error = _library()
+    server_class, tool_class, tool_error = _library()
 
     def told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         @wraps(tool)
@@ -363,21 +375,26 @@ def tool_server(tools: PlannerTools) -> Any:
 
         return answer
 
+    offered = [tool_class.from_function(told(getattr(tools, name))) for name in TOOLS]
+    for tool in offered:
+        # The package drops arguments that a tool does not have: a misspelt one would change the question.
+        tool.fn_metadata.arg_model.model_config["extra"] = "forbid"
+        tool.fn_metadata.arg_model.model_rebuild(force=True)
+        tool.parameters["additionalProperties"] = False
     version = meshwright.__version__
-    server = server_class("meshwright", instructions=_ABOUT, version=version, log_level="ERROR")
-    for name in TOOLS:
-        server.add_tool(told(getattr(tools, name)))
-    return server
+    about = {"instructions": _ABOUT, "version": version, "log_level": "ERROR"}
+    return server_class("meshwright", tools=offered, **about)
 
 
-def _library() -> tuple[Any, Any]:
-    """What is used of the package mcp: its server, and the error whose words a program is told."""
+def _library() -> tuple[Any, Any, Any]:
+    """What is used of the package mcp: its server and tools, and the error whose words a program is told."""
     try:
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
+        from mcp.server.mcpserver.tools import Tool
     except ImportError:
         raise InputError(_EXTRA, where="mcp") from None
-    return MCPServer, ToolError
+    return MCPServer, Tool, ToolError
 
 
 # What runs in the processes that answer, beside `serve/answers.py`.

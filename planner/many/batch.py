@@ -234,11 +234,16 @@ def do_job(
             # Of equally fast layouts it may be another one, and its search counts less.
             key = hashlib.sha256(json.dumps([key, how], sort_keys=True).encode()).hexdigest()
         answer = cache.get(key) if cache else None
+        if request.time_limit_s is not None:
+            # A limit divides the work of a search otherwise, whose proven answer is kept apart.
+            key = hashlib.sha256(f"{key} {request.time_limit_s}".encode()).hexdigest()
+            answer = answer or (cache.get(key) if cache else None)
         cached = answer is not None
         if answer is None:
             with until(end_s):
                 answer = _answer(request, how)
-            if cache and request.time_limit_s is None:
+            is_final = answer["figures"]["status"] in ("optimal", "infeasible")
+            if cache and (is_final or request.time_limit_s is None):
                 cache.put(key, answer)
         cost = cost_figures(budget, answer["figures"], request.cluster)
     except Exception as error:  # noqa: BLE001 - one job must not stop the others

@@ -6,7 +6,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd, isnan, nan
+from math import gcd, isnan, log, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -301,12 +301,15 @@ def sweep_svg(answer: Recommendation) -> str:
 # The fewest GPUs that reach a target, proven; the cheapest cluster; a sweep with its Pareto front.
 #
 # Let t(n) be the step time of the best plan on up to n GPUs. Such a plan may leave some idle, so t never
-# rises with n: bisection over the sizes finds the fewest n with t(n) <= target, and the next smaller size,
-# planned to its optimum too, proves it. Where none may be idle, no size below that n reaches the target, and
-# those from n on are planned one after the other.
+# rises with n: a search over the sizes finds the fewest n with t(n) <= target, and the next smaller size,
+# planned to its optimum too, proves it. A size without a plan when its time is over counts as one that
+# misses, unproven. Where none may be idle, no size below that n reaches the target, and those from n on are
+# planned one after the other.
 
 
 Progress = Callable[[str], None]
+MOST_GUESSES = 4
+"""Sizes tried by the speed of others: with them the worst case plans three sizes more than halving does."""
 SWEEP_STEPS = 12
 """Sizes of a sweep: this many halvings of the largest one, at most, beside those between them."""
 
@@ -412,11 +415,13 @@ class _SizePlanner:
         Of smaller ones that were planned one after the other, it is the first that may reach it after all.
         """
         sizes, falling = self._sizes(name), self._leaving_gpus_idle()
-        if falling._plan(name, sizes[-1]).step_time_s > target_s:
+        most = falling._plan(name, sizes[-1])
+        if most.row["status"] == "unknown":
+            words = "the time limit came before any plan"
+            raise OutOfTimeError(f"{name}, {most.gpus} GPUs: {words}")
+        if most.step_time_s > target_s:
             return self._plan(name, sizes[-1]), None
-        index = bisect_left(
-            sizes, True, key=lambda size: falling._plan(name, size).step_time_s <= target_s
-        )
+        index = falling._first_that_reaches(name, target_s)
         smaller = falling._plan(name, sizes[index - 1]) if index else None
         for size in sizes[index:]:
             plan = self._plan(name, size)
@@ -425,6 +430,30 @@ class _SizePlanner:
             if smaller is None or misses_for_sure(smaller, target_s):
                 smaller = plan
         return plan, None
+
+    def _first_that_reaches(self, name: str, target_s: float) -> int:
+        """Index of the smallest size that reaches the target, where the largest does and steps never rise.
+
+        Of the sizes between one that misses and one that reaches it, the next tried is where a power of the
+        GPUs through both meets the target, 1 / n at first; or the middle, where the last did not halve them,
+        and after a few.
+        """
+        sizes, guesses = self._sizes(name), MOST_GUESSES
+        low, high, halved = -1, len(sizes) - 1, True
+        while high - low > 1:
+            index, width = (low + high) // 2, high - low
+            if halved and guesses:
+                guesses -= 1
+                many, power = self._plan(name, sizes[high]), 1.0
+                few = self._plan(name, sizes[low]) if low >= 0 else None
+                if few is not None and few.has_plan:
+                    power = log(few.step_time_s / many.step_time_s) / log(many.gpus / few.gpus)
+                enough = many.gpus * (many.step_time_s / target_s) ** (1 / power)
+                index = min(max(bisect_left(sizes, enough), low + 1), high - 1)
+            reached = self._plan(name, sizes[index]).step_time_s <= target_s
+            low, high = (low, index) if reached else (index, high)
+            halved = 2 * (high - low) <= width + 1
+        return high
 
     def _leaving_gpus_idle(self) -> _SizePlanner:
         """The same plans with fewer GPUs allowed, whose steps never rise with the size."""
@@ -510,8 +539,6 @@ class _SizePlanner:
     def _keep(self, task: _Task, result: Mapping[str, Any]) -> None:
         name, size, reserve_gib = task
         row, cluster = result["row"], self._clusters[name]
-        if row["status"] == "unknown":
-            raise OutOfTimeError(f"{name}, {size} GPUs: the time limit came before any plan")
         if row["status"] == "failed":
             raise InputError(row["message"], where=f"{name}, {size} GPUs")
         budget, peak_gib = Budget.of(self._request.plan), row.get("peak_memory_gib")

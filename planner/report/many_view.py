@@ -285,7 +285,7 @@ def _fewest(answer: Recommendation, best: SizedPlan) -> str:
 def _speed(point: SizedPlan) -> str:
     row = point.row
     if not point.has_plan:
-        return f"no plan ({row['message']})"
+        return f"no plan ({row['message'] or 'the time limit came first'})"
     rate = f"{row['tokens_per_s']:,.0f} tokens/s"
     return f"{seconds(point.step_time_s)} a step, {rate}, MFU {percent(row['mfu'])}, {row_layout_text(row)}"
 

@@ -75,6 +75,7 @@ def test_a_client_lists_and_calls_the_tools(how: str, tmp_path: Path) -> None:
             ("explain", {"plan": "memory risk"}),
             ("verify", {"plan": "q1"}),
             ("verify", {"plan": "/etc/passwd"}),
+            ("recommend", QUESTION | {"step_time_s": 9, "optimiser": "muon"}),
         ],
         tmp_path,
     )
@@ -82,7 +83,8 @@ def test_a_client_lists_and_calls_the_tools(how: str, tmp_path: Path) -> None:
     schema = said["tools"]["plan"][1]
     assert set(schema["required"]) == {"model", "cluster", "global_batch", "seq_len"}
     assert schema["properties"]["time_limit_s"]["maximum"] == 60
-    plan, wrong, long, term, verified, outside = said["replies"]
+    assert schema["additionalProperties"] is False
+    plan, wrong, long, term, verified, outside, misspelt = said["replies"]
     assert not plan[0], plan[2]
     assert plan[1]["plan"] == "q1"
     assert plan[1]["figures"]["step_time_s"] > 0
@@ -95,3 +97,5 @@ def test_a_client_lists_and_calls_the_tools(how: str, tmp_path: Path) -> None:
     assert verified[1]["passed"]
     assert outside[0]
     assert "--folder" in outside[2]
+    assert misspelt[0], "it would have been left aside"
+    assert "optimiser" in misspelt[2]

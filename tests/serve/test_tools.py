@@ -100,6 +100,8 @@ def test_the_fewest_gpus_reach_their_target(tools: PlannerTools) -> None:
     assert answer["reached"]
     assert answer["figures"]["step_time_s"] <= 2.0
     assert answer["gpus"] == 16, "8 GPUs take twice the 1.6 s of 16"
+    pinned = tools.recommend(**QUESTION | {"gpus": 32}, step_time_s=2.0, pin={"tp": 8})
+    assert pinned["layout"].startswith("tp 8")
     with pytest.raises(InputError, match="give a target"):
         tools.recommend(**QUESTION)
 
@@ -190,19 +192,26 @@ def test_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_server_has_the_name_and_the_version_of_the_program(
     tools: PlannerTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: dict[str, Any] = {}
+    """Beside its tools, each of which refuses arguments that it does not have."""
 
-    class Server:
-        def __init__(self, name: str, **settings: Any) -> None:
-            told.update(name=name, **settings)
+    class Offered:
+        def __init__(self, function: Callable[..., Any]) -> None:
+            self.name = function.__name__
+            self.model_config: dict[str, str] = {}
+            self.arg_model, self.fn_metadata = self, self
+            self.parameters: dict[str, bool] = {}
 
-        def add_tool(self, tool: Callable[..., Any]) -> None:
-            told.setdefault("tools", []).append(tool.__name__)
+        from_function = classmethod(lambda kind, function: kind(function))
 
-    monkeypatch.setattr("meshwright.serve.tools._library", lambda: (Server, RuntimeError))
-    tool_server(tools)
-    assert (told["name"], told["version"]) == ("meshwright", meshwright.__version__)
-    assert told["tools"] == list(TOOLS)
+        def model_rebuild(self, **_: bool) -> None:
+            assert self.model_config["extra"] == "forbid"
+
+    library = (lambda name, **settings: {"name": name, **settings}, Offered, RuntimeError)
+    monkeypatch.setattr("meshwright.serve.tools._library", lambda: library)
+    server = tool_server(tools)
+    assert (server["name"], server["version"]) == ("meshwright", meshwright.__version__)
+    assert [each.name for each in server["tools"]] == list(TOOLS)
+    assert all(each.parameters == {"additionalProperties": False} for each in server["tools"])
 
 
 def test_a_folder_that_is_none_is_refused() -> None:

@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.errors import InputError
+from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.many.batch import do_job
 from meshwright.planner.many.recommend import (
     Recommendation,
@@ -23,6 +23,8 @@ from meshwright.planner.many.recommend import (
     plan_sizes,
     recommendation_document,
 )
+from meshwright.planner.report.many_view import recommend_view
+from meshwright.planner.report.view import line
 from meshwright.planner.request.choices import WITHOUT
 
 PINS = "micro_batch=1,cp=1,pp=1,zero_stage=1"
@@ -339,3 +341,64 @@ def test_adapters_and_kinds_of_a_step_have_sizes_too(kept: Path) -> None:
     refused = CliRunner().invoke(main, [*wrong, "--workers", "1"])
     assert refused.exit_code == 2
     assert "lora_rank: must be 1 to 8192" in refused.output
+
+
+@pytest.mark.parametrize("exponent", [1.0, 0.5, 0.05])
+def test_few_sizes_are_planned(monkeypatch: pytest.MonkeyPatch, exponent: float) -> None:
+    """Of 1,031 sizes, whose steps fall with so high a power of the GPUs: halving plans twelve."""
+    asked = []
+
+    def planned(fields: dict[str, Any], _: str | None) -> dict[str, Any]:
+        asked.append(fields["gpus"])
+        step_s = 1000.0 * fields["gpus"] ** -exponent
+        return {"row": {"status": "optimal", "step_time_s": step_s}, "files": {}}
+
+    monkeypatch.setattr("meshwright.planner.many.recommend.do_job", planned)
+    for fewest in (8192, 4096, 1000, 64, 5):
+        asked.clear()
+        target_s = 1000.0 * fewest**-exponent * (1 + 1e-9)
+        request = SizeRequest(
+            model="llama-3-8b",
+            clusters=("dgx-h100",),
+            plan=PLAN,
+            most_gpus=8192,
+            step_time_s=target_s,
+        )
+        answer = plan_sizes(request, quiet)
+        assert [each.gpus for each in answer.reached] == [fewest]
+        smaller = answer.smaller["dgx-h100"]
+        assert smaller is not None
+        assert smaller.gpus == (fewest - 8 if fewest > 8 else fewest - 1)
+        assert len(asked) == len(set(asked))
+        assert len(asked) <= {1.0: 4, 0.5: 8, 0.05: 15}[exponent]
+
+
+def test_a_size_without_a_plan_in_time_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below 32 GPUs the limit comes first: 32 reach the target, and that fewer cannot is not proven."""
+
+    figures = {"lower_bound_s": 0.1, "tokens_per_s": 1e5, "mfu": 0.1, "tp": 8, "pp": 1, "dp": 4}
+
+    def planned(fields: dict[str, Any], _: str | None) -> dict[str, Any]:
+        assert fields["time_limit"] == 7
+        row: dict[str, Any] = {"status": "unknown"}
+        if fields["gpus"] >= enough:
+            row = {"status": "feasible", "step_time_s": 1.0, **figures}
+        return {"row": {**row, "message": ""}, "files": {}}
+
+    monkeypatch.setattr("meshwright.planner.many.recommend.do_job", planned)
+    plan = {**PLAN, "time_limit": 7}
+    request = SizeRequest(
+        model="llama-3-8b", clusters=("dgx-h100",), plan=plan, most_gpus=64, step_time_s=2.0
+    )
+    enough = 32
+    answer = plan_sizes(request, quiet)
+    document = recommendation_document(answer)
+    assert (document["recommended"]["gpus"], document["proven_fewest"]) == (32, {"dgx-h100": False})
+    assert document["next_smaller"]["dgx-h100"]["status"] == "unknown"
+    words = "Not proven to be the fewest: on 24 GPUs there is no plan (the time limit came first)."
+    assert recommend_view(answer)[-1] == line(words)
+    enough = 65
+    with pytest.raises(
+        OutOfTimeError, match="dgx-h100, 64 GPUs: the time limit came before any plan"
+    ):
+        plan_sizes(request, quiet)
