@@ -546,6 +546,34 @@ def longest_way_s(
     return np.maximum(np.maximum(own_s, down_s), np.maximum(back_s, twice_s))
 
 
+def forward_first_s(
+    forward_s: NDArray[np.float64], backward_s: NDArray[np.float64], num_micro_batches: Floats
+) -> NDArray[np.float64]:
+    """What GPipe takes, whose ranks run all forward passes ahead of all backward ones.
+
+    Derived here, for the order of Huang et al. 2019 (arXiv 1811.06965): either half is a flow shop of equal
+    jobs, whose slowest rank works without a break, sum + (m - 1) max. The last rank ends the first half, and
+    begins the second when all others wait for it.
+
+    Parameters
+    ----------
+    forward_s, backward_s : array of float, shape [..., pp]
+        Seconds of each rank and micro-batch, above 0.
+    num_micro_batches : float or array, shape [...]
+        m, at least 1.
+
+    Returns
+    -------
+    array of float, shape [...]
+        Seconds from the first start to the last end.
+    """
+    halves_s = (
+        np.sum(each_s, axis=-1) + (np.asarray(num_micro_batches) - 1) * np.max(each_s, axis=-1)
+        for each_s in (forward_s, backward_s)
+    )
+    return np.asarray(sum(halves_s))
+
+
 def least_waits(
     pp: Ints | Floats, num_micro_batches: Floats, backward_share: Floats = 0.5
 ) -> tuple[Floats, Floats]:

@@ -9,7 +9,7 @@ d being what ranks in step lose on uneven chunks (`schedules.pace_excess_s`), an
 with the number of nodes. Packs of unlike samples add what ranks wait for the slowest (`imbalance_s`).
 `exact_step` evaluates it for one split of the layers, `optimistic_step` bounds it from below over all splits.
 Where the layers of virtual stages may be unlike, 1F1B and the schedules in step are played in place of the
-first two terms and d (`is_played`).
+first two terms and d (`is_played`); GPipe takes `schedules.forward_first_s` in their place.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ from meshwright.costmodel.rank_load import (
 from meshwright.costmodel.rates import Constants, calibrated_constants, fabric_links, kernel_rates
 from meshwright.costmodel.schedules import (
     Schedule,
+    forward_first_s,
     has_trait,
     last_rank,
     least_waits,
@@ -631,8 +632,10 @@ def exact_step(
     parameters = rank_parameters(c.workload.model, by_layout, stages)
     dense, expert = (np.max(x, axis=-1) for x in parameters)
     step = _holding(c, times, dense, expert, open_traffic(c, dense, expert))
-    if is_played(c):
-        pipeline_s = _pipeline_s(c, times, stages) if played else least_played_s(c, times, stages)
+    is_forward_first = np.asarray(c.layout.schedule) == int(Schedule.GPIPE)
+    if is_forward_first or is_played(c):
+        is_exact = is_forward_first or played
+        pipeline_s = (_pipeline_s if is_exact else least_played_s)(c, times, stages)
         waits_s = pipeline_s - np.max(loads, axis=-1) * c.layout.num_micro_batches
         step = step._replace(share=0.0, pace_excess_s=waits_s / c.layout.num_micro_batches)
     else:
@@ -702,20 +705,23 @@ def is_played(c: Context) -> NDArray[np.bool_]:
 
 
 def _pipeline_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
-    """Seconds of all micro-batches through the virtual stages, event by event, all flushes together."""
+    """Seconds of all micro-batches through the virtual stages as they are run, all flushes together."""
     passes = chunk_passes(c, stages, times)
     forward_s, backward_s, weight_s = (
         np.asarray(each).reshape(*np.shape(each)[:-2], -1)
         for each in (passes.forward_s, passes.backward_s, passes.weight_s)
     )
-    flushes = c.workload.flushes
+    flushes, schedule = c.workload.flushes, Schedule(int(np.asarray(c.layout.schedule)))
+    each_m = np.asarray(c.layout.num_micro_batches) // flushes
+    if schedule is Schedule.GPIPE:
+        return flushes * forward_first_s(forward_s, backward_s, each_m)
     once_s = played_s(
         forward_s,
         backward_s,
         weight_s,
         pp=int(np.asarray(c.layout.pp)),
-        num_micro_batches=int(np.max(c.layout.num_micro_batches)) // flushes,
-        schedule=Schedule(int(np.asarray(c.layout.schedule))),
+        num_micro_batches=int(np.max(each_m)),
+        schedule=schedule,
     )
     return np.asarray(flushes * once_s)
 

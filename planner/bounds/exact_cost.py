@@ -123,10 +123,7 @@ class PlacedLayouts:
         return np.stack(columns)
 
     def by_stage_s(self, row: int) -> list[list[tuple[float, float]]]:
-        """`unlike_s` of a row on each stage; empty where stages are alike.
-
-        Where layers are alike, of dense ones and of those with experts.
-        """
+        """`kinds_s` of a row on each stage; empty where stages are alike."""
         if self.times.by_stage is None:
             return []
         kinds = [
@@ -140,15 +137,15 @@ class PlacedLayouts:
         stages = [list(stage) for stage in zip(*kinds, strict=True)]
         return [] if all(stage == stages[0] for stage in stages) else stages
 
-    def unlike_s(self, row: int) -> list[tuple[float, float]]:
-        """Seconds of each kind of unlike layers in a row, and what recomputing one adds."""
+    def kinds_s(self, row: int) -> list[tuple[float, float]]:
+        """Seconds of each kind of layers in a row, and what recomputing one adds."""
         return [
             (self._at(kind.seconds, row), self._at(kind.recompute_s, row))
-            for kind in self.times.unlike
+            for kind in self.times.layers
         ]
 
     def backward_s(self, row: int) -> BackwardSeconds:
-        """What backward passes of each kind of unlike layers, and of the ends, take in a row."""
+        """What backward passes of each kind of layers, and of the ends, take in a row."""
         times, modules = self.times.with_own_ends(), self.context.workload.model.mtp_layers
         last_s = self._at(times.head.backward_s, row)
         if times.mtp is not None:
@@ -160,7 +157,7 @@ class PlacedLayouts:
         return BackwardSeconds(
             self._at(times.embedding.backward_s, row),
             last_s,
-            tuple(self._at(kind.backward_s, row) for kind in times.unlike),
+            tuple(self._at(kind.backward_s, row) for kind in times.layers),
             tuple(of_ranks),
         )
 
@@ -464,7 +461,7 @@ class LayoutPricing:
             row = int(every.index[rows[0]])
             split_costs = self._fit.split_costs(
                 group_costs,
-                every.among.unlike_s(row),
+                every.among.kinds_s(row),
                 every.among.backward_s(row),
                 every.among.by_stage_s(row),
             )

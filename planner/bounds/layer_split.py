@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.rank_load import Stages, layer_counts, least_busiest_in_order_s
-from meshwright.costmodel.schedules import longest_way_s, traits
+from meshwright.costmodel.schedules import forward_first_s, longest_way_s, traits
 from meshwright.costmodel.simulator import one_f_one_b_s
 from meshwright.costmodel.workload import Workload
 
@@ -29,7 +29,7 @@ from meshwright.costmodel.workload import Workload
 # r computes per micro-batch, x the schedule's bubble share), plus data-parallel and optimizer seconds that
 # grow with the most parameters on one rank. Ranks that interleave keep in step: there m times sum_v max_r
 # t_vr, the virtual stages one by one, takes the place of m max_r t_r. 1F1B with one virtual stage each and
-# unlike layers is played (`_PlayedRanks`).
+# unlike layers is played, and GPipe takes what it does (`_PlayedRanks`).
 #
 # The space of splits of ranks in step: `level_splits`. There the first chunk may hold the embedding alone,
 # and the last one the head, where the framework can say so. Of all others: every virtual stage has at least
@@ -114,8 +114,10 @@ class SplitCosts:
     begins: tuple[int, ...] = ()
     """`ModelSpec.stage_begins`, of unlike layers alone."""
     backward: BackwardSeconds | None = None
-    """Of unlike layers in 1F1B with one virtual stage each, which is played: then a step takes what it does
-    there, not what the head of this module says."""
+    """Of unlike layers in 1F1B with one virtual stage each, and of any in GPipe: then a step takes what these
+    do, not what the head of this module says."""
+    forward_first: bool = False
+    """Whether it is GPipe that runs."""
 
     @property
     def partial(self) -> bool:
@@ -1135,8 +1137,9 @@ MOST_LISTED = 1000
 
 
 class _PlayedRanks(_OrderedRanks):
-    """The same under 1F1B as it is played: what takes the place of a part's seconds is the longest way of a
-    step that turns round at its rank (`schedules.longest_way_s`), which no split with that part is below.
+    """The same under 1F1B or GPipe as they are played: what takes the place of a part's seconds is the
+    longest way of a step that turns round at its rank (`schedules.longest_way_s`), which no split with that
+    part is below.
     """
 
     def __init__(
@@ -1149,8 +1152,22 @@ class _PlayedRanks(_OrderedRanks):
         self._backward_s = {end: parts_of(backward, rank).seconds for end, rank in ends.items()}
         each = [tables[_end_kind(costs, rank)] for rank in range(costs.pp)]
         seconds = [np.where(table.may_be, table.seconds, inf) for table in each]
-        self._ahead_s = _least_sums(seconds)
-        self._behind_s = _least_sums([own.T[::-1, ::-1] for own in reversed(seconds)])[::-1, ::-1]
+        self._ahead_s = _least_joined(seconds)
+        self._behind_s = _least_joined([own.T[::-1, ::-1] for own in reversed(seconds)])[::-1, ::-1]
+        longest = [
+            _least_joined(
+                [
+                    np.where(own.may_be, each_s[_end_kind(costs, rank)], inf)
+                    for rank, own in enumerate(each)
+                ],
+                np.maximum,
+            )
+            for each_s in (
+                {end: self._own_s[end] - self._backward_s[end] for end in ends},
+                self._backward_s,
+            )
+        ]
+        self._longest_s = [float(each_s[-1, -1]) for each_s in longest]
         self._most_s = float(self._ahead_s[-1, -1])
         super().__init__(costs, fits, fits_part)
 
@@ -1160,6 +1177,8 @@ class _PlayedRanks(_OrderedRanks):
     def _in_any_room(self, rank: int) -> Parts:
         table = super()._in_any_room(rank)
         backward_s = self._backward_s[_end_kind(self.costs, rank)]
+        if self.costs.forward_first:
+            return self._in_two_halves(rank, table, backward_s)
         way_s = longest_way_s(
             table.seconds - backward_s,
             backward_s,
@@ -1169,6 +1188,21 @@ class _PlayedRanks(_OrderedRanks):
             num_micro_batches=self.costs.num_micro_batches // self.costs.flushes,
         )
         way_s *= self.costs.flushes
+        return table._replace(seconds=way_s, may_be=table.may_be & np.isfinite(way_s))
+
+    def _in_two_halves(self, rank: int, table: Parts, backward_s: NDArray[np.float64]) -> Parts:
+        """Of GPipe: all ranks' work, and the slowest pass of either kind, this rank's or one that some rank
+        cannot avoid.
+        """
+        each_m = self.costs.num_micro_batches // self.costs.flushes
+        longest_s = sum(
+            np.maximum(own_s, least_s)
+            for own_s, least_s in zip(
+                (table.seconds - backward_s, backward_s), self._longest_s, strict=True
+            )
+        )
+        work_s = self._ahead_s[rank][:, None] + table.seconds + self._behind_s[rank + 1][None, :]
+        way_s = self.costs.flushes * (work_s + (each_m - 1) * longest_s)
         return table._replace(seconds=way_s, may_be=table.may_be & np.isfinite(way_s))
 
     def frontier(self, slack_s: float) -> Iterator[Split]:
@@ -1192,7 +1226,7 @@ class _PlayedRanks(_OrderedRanks):
         for rank in range(self.costs.pp):
             own_s = self._own_s[_end_kind(self.costs, rank)]
             less.append(np.where(self._parts(rank).within(caps), -own_s, inf))
-        return -float(_least_sums(less)[-1, -1])
+        return -float(_least_joined(less)[-1, -1])
 
     def _pipelines_s(self, cuts: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
         """See `_OrderedRanks`; as they are played."""
@@ -1281,7 +1315,8 @@ class _PlayedRanks(_OrderedRanks):
         )
         forward_s, flushes = self._works_s(cuts) - backward_s, self.costs.flushes
         m = self.costs.num_micro_batches // flushes
-        return np.asarray(flushes * one_f_one_b_s(forward_s.T, backward_s.T, m))
+        step_s = forward_first_s if self.costs.forward_first else one_f_one_b_s
+        return np.asarray(flushes * step_s(forward_s.T, backward_s.T, m))
 
 
 def _stages_of(cuts: NDArray[np.int64]) -> Stages:
@@ -1289,15 +1324,17 @@ def _stages_of(cuts: NDArray[np.int64]) -> Stages:
     return tuple((int(layers),) for layers in np.diff(cuts))
 
 
-def _least_sums(seconds: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The least that some ranks take which hold the layers in front of a place, [ranks, place], from the
-    seconds of each rank by begin and end.
+def _least_joined(
+    seconds: Sequence[NDArray[np.float64]], join: np.ufunc = np.add
+) -> NDArray[np.float64]:
+    """The least sum of what some ranks take which hold the layers in front of a place, or the least of their
+    longest (`join`), [ranks, place], from the seconds of each rank by begin and end.
     """
-    sums = [np.full(seconds[0].shape[0], inf)]
-    sums[0][0] = 0.0
+    joined = [np.full(seconds[0].shape[0], inf)]
+    joined[0][0] = 0.0
     for rank_s in seconds:
-        sums.append(np.min(sums[-1][:, None] + rank_s, axis=0))
-    return np.array(sums)
+        joined.append(np.min(join(joined[-1][:, None], rank_s), axis=0))
+    return np.array(joined)
 
 
 def of_backward(costs: SplitCosts) -> SplitCosts:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,7 @@ from meshwright.costmodel.states import (
 )
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.layer_split import (
     ALL_LAYERS,
     BackwardSeconds,
@@ -361,15 +362,15 @@ class MemoryFit:
     def split_costs(
         self,
         costs: LayerCosts,
-        unlike: Sequence[tuple[float, float]] = (),
+        kinds: Sequence[tuple[float, float]] = (),
         backward: BackwardSeconds | None = None,
         by_stage: Sequence[Sequence[tuple[float, float]]] = (),
     ) -> SplitCosts:
         """The layer costs as the split sees them: main layers, leading dense ones, and the ends.
 
-        Of unlike layers, `unlike` has the seconds of each kind, and what recomputing one adds, and `backward`
-        what their backward passes take; `by_stage` the first two on each stage where these differ, of dense
-        layers and those with experts where layers are alike.
+        `kinds` has the seconds of each kind of layers (dense ones and those with experts, where layers are
+        alike), and what recomputing one adds, and `backward` what their backward passes take; `by_stage` the
+        first two on each stage where these differ.
         """
         model, layout = self.workload.model, self.layout
         dense, rest, _ = (float(np.asarray(x)) for x in layer_parameters_on_gpu(model, layout))
@@ -383,7 +384,7 @@ class MemoryFit:
         first_load, last_load = self._end_loads(dense, rest)
         shape = traits(int(layout.schedule))
         last_s = float(costs.head_s) + float(costs.mtp_s)
-        orders = self._orders(unlike, by_stage)
+        orders = self._orders(kinds, by_stage)
         return SplitCosts(
             pp=int(layout.pp),
             vpp=int(layout.vpp),
@@ -407,21 +408,23 @@ class MemoryFit:
             last_load=last_load,
             experts=model.moe_layers > 0,
             last_experts=model.mtp_weights * round(model.mtp_kind.blocks.experts),
-            order=_cheapest(orders) if by_stage else self._order(unlike),
+            order=_cheapest(orders) if by_stage else self._order(kinds),
             order_of_ranks=orders,
             order_loads=self._unlike.order_loads if self._unlike is not None else (),
             begins=model.stage_begins,
             backward=self._backward(backward),
+            forward_first=self._is_forward_first,
         )
 
     def _backward(self, each: BackwardSeconds | None) -> BackwardSeconds | None:
-        """That of every layer in place of every kind; None where 1F1B of one stage each is not what runs."""
-        schedule, vpp = int(self.layout.schedule), int(self.layout.vpp)
-        if each is None or not each.layers or vpp > 1 or schedule != Schedule.ONE_F_ONE_B:
+        """That of every layer in place of every kind, where a step goes by it (`SplitCosts.backward`)."""
+        is_plain = int(self.layout.vpp) == 1 and int(self.layout.schedule) == Schedule.ONE_F_ONE_B
+        is_plain &= bool(self.workload.model.unlike_layers)
+        if each is None or not each.layers or not (is_plain or self._is_forward_first):
             return None
         kinds_of_ranks = each.of_ranks or [each.layers] * int(self.layout.pp)
         of_ranks = tuple(
-            tuple(own for own, _ in self._order([(x, 0.0) for x in kinds], behind=rank > 0))
+            tuple(_in_order(self.workload.model, kinds, behind=rank > 0))
             for rank, kinds in enumerate(kinds_of_ranks)
         )
         differ = len(set(of_ranks)) > 1
@@ -429,34 +432,26 @@ class MemoryFit:
 
     def _orders(
         self,
-        unlike: Sequence[tuple[float, float]],
+        kinds: Sequence[tuple[float, float]],
         by_stage: Sequence[Sequence[tuple[float, float]]],
     ) -> tuple[Order, ...]:
         """`SplitCosts.order_of_ranks`."""
-        model, ranks = self.workload.model, int(self.layout.pp)
-        if by_stage and not model.unlike_layers:
-            return tuple(
-                (kinds[0],) * model.dense_layers
-                + (kinds[-1],) * (model.layers - model.dense_layers)
-                for kinds in by_stage
-            )
-        if not by_stage and not kinds_ahead(model.unlike_layers):
+        if not by_stage and not kinds_ahead(self.workload.model.unlike_layers):
             return ()
-        kinds_of_ranks = by_stage or [unlike] * ranks
+        kinds_of_ranks = by_stage or [kinds] * int(self.layout.pp)
         return tuple(
-            self._order(kinds, behind=rank > 0) for rank, kinds in enumerate(kinds_of_ranks)
+            _in_order(self.workload.model, of_rank, behind=rank > 0)
+            for rank, of_rank in enumerate(kinds_of_ranks)
         )
 
-    def _order(self, unlike: Sequence[tuple[float, float]], *, behind: bool = False) -> Order:
-        """Seconds of every layer of a model with unlike ones, and what recomputing it adds.
+    def _order(self, kinds: Sequence[tuple[float, float]]) -> Order:
+        """`SplitCosts.order`, where it decides."""
+        decides = bool(self.workload.model.unlike_layers) or self._is_forward_first
+        return _in_order(self.workload.model, kinds) if decides and kinds else ()
 
-        On the first rank, or on those behind it.
-        """
-        layers = self.workload.model.unlike_layers
-        of_ahead = kinds_ahead(layers)
-        number = {symbols: at for at, symbols in enumerate(dict.fromkeys(layers))}
-        kinds = [number[symbols] for symbols in layers]
-        return tuple(unlike[of_ahead.get(kind, kind) if behind else kind] for kind in kinds)
+    @property
+    def _is_forward_first(self) -> bool:
+        return int(self.layout.schedule) == Schedule.GPIPE
 
     def _end_loads(self, dense: float, rest: float) -> tuple[float, float]:
         """Parameters outside experts that the first and the last rank hold beside their layers."""
@@ -470,6 +465,18 @@ class MemoryFit:
             counts = layer_counts(model.dense_layers, stages, 0)
             beside = loads - (counts.dense * dense + counts.moe * rest)
         return float(beside[0]), float(beside[-1]) if pp > 1 else 0.0
+
+
+def _in_order(model: ModelSpec, kinds: Sequence[T], *, behind: bool = False) -> tuple[T, ...]:
+    """What each layer has, by what its kind has, on the first rank or on those behind it."""
+    layers = model.unlike_layers
+    if not layers:
+        in_front = model.dense_layers
+        return (kinds[0],) * in_front + (kinds[-1],) * (model.layers - in_front)
+    of_ahead = kinds_ahead(layers)
+    number = {symbols: at for at, symbols in enumerate(dict.fromkeys(layers))}
+    each = [number[symbols] for symbols in layers]
+    return tuple(kinds[of_ahead.get(kind, kind) if behind else kind] for kind in each)
 
 
 class _UnlikeBytes:
@@ -563,6 +570,7 @@ class _UnlikeBytes:
 # (`stages.level_splits`) are few enough to add all of them up for many layouts at once.
 
 
+T = TypeVar("T")
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 

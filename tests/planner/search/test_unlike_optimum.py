@@ -281,6 +281,38 @@ def test_virtual_stages_are_those_of_brute_force_many(seed: int) -> None:
     check_against_brute_force(interleaved_request(seed))
 
 
+def forward_first_request(seed: int) -> PlanRequest:
+    """GPipe under torchtitan, of layers that are alike or not."""
+    draw, asked = random.Random(f"gpipe {seed}"), tiny_request(seed)
+    if seed % 2:
+        spec = model(draw).model_dump(exclude_unset=True)
+        spec |= {"layers": asked.model.layers, "mtp_layers": 0}
+        asked = replace(asked, model=ModelSpec.model_validate(spec))
+    recompute = draw.choice(["none", "full"])
+    return replace(
+        asked,
+        cluster=cluster(draw.choice([16.0, 24.0, 40.0]), 16, None),
+        framework="torchtitan",
+        pins={"pp": asked.pins["pp"], "schedule": "gpipe", "cp": 1, "recompute": recompute},
+        forbids=("optimizer-offload",),
+    )
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(25, 43),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (52, 3)),
+        *(
+            pytest.param(n, marks=pytest.mark.soak)
+            for n in some((13, 54, 2, 23, 26, 31, 33, 35, 47, 57))
+        ),
+    ],
+)
+def test_all_forward_passes_first_is_that_of_brute_force(seed: int) -> None:
+    check_against_brute_force(forward_first_request(seed))
+
+
 def test_bounds_below_a_price_are_the_tightest_that_are_known() -> None:
     space = space_of(interleaved_request(1))
     pricing, layouts = CostModelPricing(space.workload), space.layouts(space.degrees(8))
