@@ -488,9 +488,8 @@ def _stages_on_nodes(free: FreeGpus, layout: Layout) -> Iterator[IntArray]:
     if together % (cp * tp) or together % int(layout.expert_group):
         together = tp
     used = np.flatnonzero(free.free)
-    first = np.searchsorted(free.places[:, 0], used)
     paths = np.full((len(free.blocks(world)), len(free.free)), -1, dtype=np.int64)
-    paths[:, used] = free.blocks(world)[:, first]
+    paths[:, used] = free.blocks(world)[:, free.first[used]]
     for each in dict.fromkeys((together, tp)):
         rooms = free.free // each
         if int(rooms.sum()) * each < world:
@@ -714,7 +713,7 @@ class KindsReach:
     @cached_property
     def lie_in_nodes(self) -> bool:
         """Whether tensor groups lie in nodes, and nodes in one block each."""
-        first = self._first[self._free.places[:, 0]]
+        first = self._free.first[self._free.places[:, 0]]
         return not self._racks and np.array_equal(self.blocks, self.blocks[:, first])
 
     @cached_property
@@ -728,11 +727,6 @@ class KindsReach:
     def _nodes(self) -> IntArray:
         """The nodes with room for a tensor group."""
         return np.flatnonzero(self._free.free // self._degrees[0])
-
-    @cached_property
-    def _first(self) -> IntArray:
-        """The number of each node's first free GPU."""
-        return np.asarray(np.cumsum(self._free.free) - self._free.free, dtype=np.int64)
 
     def row(self, placement: Placement) -> Row:
         """Of one placement, arrays [levels]."""
@@ -852,7 +846,7 @@ class KindsReach:
             yield from [(most,)] if most else []
             return
         nodes = np.flatnonzero(self._free.free)
-        pairs = np.unique(self.blocks[[level, level + 1]][:, self._first[nodes]], axis=1)
+        pairs = np.unique(self.blocks[[level, level + 1]][:, self._free.first[nodes]], axis=1)
         # With fewer members in blocks more blocks are in use, and those around them may hold more.
         values = sorted({most, *held[(held > 0) & (held < most)].tolist()}, reverse=True)
         for value in values:
@@ -864,7 +858,7 @@ class KindsReach:
     def _pipelines(self, inner: int, outer: int) -> IntArray:
         """Whole pipelines that the blocks of an outer level have room for, inside those of an inner one."""
         nodes = np.flatnonzero(self._free.free)
-        blocks = self.blocks[:, self._first[nodes]]
+        blocks = self.blocks[:, self._free.first[nodes]]
         units = np.bincount(blocks[inner], weights=self._free.free[nodes] // self._degrees[0])
         pairs = np.unique(blocks[[inner, outer]], axis=1)
         held = np.bincount(pairs[1], weights=units.astype(np.int64)[pairs[0]] // self._degrees[3])
@@ -985,7 +979,7 @@ class KindsReach:
         on = [[model.new_bool_var("") for _ in range(self._world // tp)] for _ in nodes]
         for unit in zip(*on, strict=True):
             model.add_exactly_one(unit)
-        paths = self.blocks[:, self._first[nodes]]
+        paths = self.blocks[:, self._free.first[nodes]]
         # Counts are variables, and their sums are said: without them each proof would count booleans.
         used = [model.new_int_var(0, int(self._free.free[node] // tp), "") for node in nodes]
         model.add(sum(used) == self._world // tp)

@@ -111,20 +111,6 @@ class RankPositions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outer:
-    """A level that joins nodes or what is larger, for every node in use."""
-
-    depth: int
-    joint: Joint
-    sub: IntArray
-    """The sub-block of every node in use."""
-    block: IntArray
-    links_gb_per_s: FloatArray
-    """Of every sub-block."""
-    name_of: Callable[[int], str]
-
-
-@dataclass(frozen=True, kw_only=True)
 class _NodesInUse:
     """The nodes in use, and which of them every rank is in."""
 
@@ -137,7 +123,8 @@ class _NodesInUse:
     """GPUs of a node."""
     nodes: int
     node_name: Callable[[int], str]
-    outer: tuple[_Outer, ...]
+    outer: tuple[LevelPositions, ...]
+    """Levels that join nodes or what is larger, with every node in use in place of the ranks."""
 
 
 def rank_positions(cluster: ClusterSpec, places: Sequence[Place]) -> RankPositions:
@@ -176,12 +163,13 @@ def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
         block = int(outline.levels.blocks[depth])
         sub = first // below
         outer.append(
-            _Outer(
+            LevelPositions(
+                level=outline.levels.names[depth],
                 depth=depth,
                 joint=outline.joints[step],
                 sub=sub,
                 block=first // block,
-                links_gb_per_s=np.full(int(sub[-1]) + 1, outline.up_gb_per_s[step]),
+                sub_links_gb_per_s=np.full(int(sub[-1]) + 1, outline.up_gb_per_s[step]),
                 name_of=_block_of(outline, below, step),
             )
         )
@@ -212,12 +200,13 @@ def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
         }
         number = {name: index for index, name in enumerate(subs)}
         outer.append(
-            _Outer(
+            LevelPositions(
+                level=levels.names[depth],
                 depth=depth,
                 joint=joints[step],
                 sub=np.array([number[path[step]] for path in paths], dtype=np.int64),
                 block=np.array([blocks[path[step + 1]] for path in paths], dtype=np.int64),
-                links_gb_per_s=np.array([fabric.up_gb_per_s[name] for name in subs]),
+                sub_links_gb_per_s=np.array([fabric.up_gb_per_s[name] for name in subs]),
                 name_of=_listed_name(subs),
             )
         )
@@ -279,22 +268,16 @@ def _outside(in_use: _NodesInUse) -> list[LevelPositions]:
     """Levels that join nodes and what lies around them."""
     levels = []
     for outer in in_use.outer:
-        sub, links, name_of = outer.sub[in_use.node], outer.links_gb_per_s, outer.name_of
+        level = replace(outer, sub=outer.sub[in_use.node], block=outer.block[in_use.node])
         if outer.depth == 0:  # NVLink reaches beyond the node: what it joins are GPUs, not nodes
-            sub = in_use.node * in_use.size + in_use.within
-            links = np.full(in_use.nodes * in_use.size, float(in_use.levels.gb_per_s[0]))
-            name_of = _part_of(in_use, "GPU", in_use.size)
-        levels.append(
-            LevelPositions(
-                level=in_use.levels.names[outer.depth],
-                depth=outer.depth,
-                joint=outer.joint,
-                sub=sub,
-                block=outer.block[in_use.node],
-                sub_links_gb_per_s=links,
-                name_of=name_of,
+            gpus, gb_per_s = in_use.nodes * in_use.size, float(in_use.levels.gb_per_s[0])
+            level = replace(
+                level,
+                sub=in_use.node * in_use.size + in_use.within,
+                sub_links_gb_per_s=np.full(gpus, gb_per_s),
+                name_of=_part_of(in_use, "GPU", in_use.size),
             )
-        )
+        levels.append(level)
     return levels
 
 

@@ -262,7 +262,8 @@ class FreeGpus:
         """Of every node."""
         node = np.repeat(np.arange(len(self.free)), self.free)
         first = np.cumsum(self.free) - self.free
-        self._first = first
+        self.first: IntArray = first
+        """The number of each node's first free GPU, [nodes]; of no meaning where it has none."""
         self.places: IntArray = np.stack([node, np.arange(len(node)) - first[node]], axis=1)
         """(node, local GPU), both from 0, shape [free GPUs, 2]."""
 
@@ -327,8 +328,8 @@ class FreeGpus:
         if max(len(used), units) > MOST_ORDERED:
             return None
         blocks = self.blocks(gpus)
-        paths = blocks[:, self._first[used]].T
-        if np.any(blocks != blocks[:, self._first[self.places[:, 0]]]):
+        paths = blocks[:, self.first[used]].T
+        if np.any(blocks != blocks[:, self.first[self.places[:, 0]]]):
             return None
         room = (self.free // unit)[used]
         like = _likeness(paths, room)
@@ -369,7 +370,7 @@ class FreeGpus:
     def in_order(self, used: IntArray, order: tuple[int, ...], unit: int) -> IntArray:
         """The GPUs of units on nodes in turn; a node gives its own from the first on."""
         begun = [order[:at].count(node) for at, node in enumerate(order)]
-        start = self._first[used[list(order)]] + np.array(begun) * unit
+        start = self.first[used[list(order)]] + np.array(begun) * unit
         return np.asarray((start[:, None] + np.arange(unit)).reshape(-1), dtype=np.int64)
 
     def _ways(self, unit: int, units: int, shares: Sequence[int]) -> Iterator[IntArray]:
@@ -418,7 +419,7 @@ class FreeGpus:
     def _run(self, used: IntArray, order: IntArray) -> RunOfGpus:
         """`used` is in GPUs."""
         count = used[order]
-        start = np.repeat(self._first[order], count)
+        start = np.repeat(self.first[order], count)
         gpus = start + np.arange(len(start)) - np.repeat(np.cumsum(count) - count, count)
         leaf, pod = self._labels
         pieces = [int(np.gcd.reduce(count))]

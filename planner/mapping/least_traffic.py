@@ -187,13 +187,15 @@ class SlotModel:
         return sent
 
 
-def least_sum(
-    problem: MappingProblem, start: IntArray, start_s: float
+def least_sum_in(
+    slots: SlotModel, start: IntArray, start_s: float
 ) -> tuple[IntArray, float] | None:
     """An assignment whose up-links are busy for the least time in all, and a bound on every other.
 
     Parameters
     ----------
+    slots
+        What it must keep to: the constraints that the model has already.
     start
         An assignment to begin with, shape [stages, slots].
     start_s
@@ -204,13 +206,6 @@ def least_sum(
     tuple[IntArray, float] or None
         The assignment and the bound in s; None where nothing was found in time.
     """
-    return least_sum_in(SlotModel(problem), start, start_s)
-
-
-def least_sum_in(
-    slots: SlotModel, start: IntArray, start_s: float
-) -> tuple[IntArray, float] | None:
-    """`least_sum` within the constraints that a model has already."""
     unit_s = start_s / UNITS
     terms = list(slots.sent_up(unit_s))
     solution = slots.search(sum(terms), start)
@@ -363,7 +358,7 @@ def _several_pods(
 
 def _exact(problem: MappingProblem, best: Incumbent) -> float:
     """A bound by one CP-SAT model of all slots, s; the incumbent takes its solution."""
-    exact = least_sum(problem, best.assignment, best.price_s)
+    exact = least_sum_in(SlotModel(problem), best.assignment, best.price_s)
     if exact is None:
         return 0.0
     assignment, bound_s = exact

@@ -25,15 +25,15 @@ from meshwright.planner.mapping.patterns import (
     ENDS,
     INNER,
     MOST_ROUNDS,
+    PATTERNS_A_ROUND,
     SLACK_COST,
     STAGE_CLASSES,
     BlockKind,
+    PatternMaster,
     PatternPricing,
     Relaxation,
     cheapest_partition,
     class_of_stages,
-    dearest_slot_s,
-    leaf_kinds,
     most_parts,
     partitions_within,
     pattern_bytes,
@@ -42,7 +42,7 @@ from meshwright.planner.mapping.patterns import (
 from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem
 from meshwright.planner.mapping.slots import PROVEN, Incumbent, MappingRound, WorkLimits
 from meshwright.planner.solvers.cp_sat import repeatable_solver
-from meshwright.planner.solvers.linear_program import LinearProgram, TreeLimits, solved_by_highs
+from meshwright.planner.solvers.linear_program import Row, TreeLimits, solved_by_highs
 
 if TYPE_CHECKING:
     from ortools.math_opt.python import mathopt
@@ -548,45 +548,22 @@ class _Counts:
                 self._wanted[stage][size] -= 1
 
 
-PATTERNS_A_ROUND = 3
-
-
-class _PatternMaster:
-    """The linear programme over the patterns so far."""
+class _SlotMaster(PatternMaster):
+    """Over patterns alone."""
 
     def __init__(self, problem: MappingProblem) -> None:
-        self._problem = problem
-        self._program = LinearProgram("CLP")
-        self.kinds = leaf_kinds(problem)
-        self._known: set[tuple[int, bytes]] = set()
-        self._scale = 1.0 / dearest_slot_s(problem)
-        self._block_rows = [self._program.add_row(0, len(kind.members)) for kind in self.kinds]
+        super().__init__(problem)
         slots = problem.slots
         self._stage_rows = [self._program.add_row(slots, slots) for _ in range(problem.stages)]
         for row in self._stage_rows:
             self._program.add_slack(row, SLACK_COST)
 
-    def add_pattern(self, kind: int, pattern: IntArray) -> bool:
-        """Adds a pattern of a kind of block; whether it is new."""
-        key = (kind, pattern.tobytes())
-        if key in self._known:
-            return False
-        self._known.add(key)
-        sent = float(pattern_bytes(self._problem, pattern[None])[0])
-        cost_s = sent * self.kinds[kind].s_per_byte
-        entries = [(self._block_rows[kind], 1.0)]
-        entries += [(self._stage_rows[stage], pattern[stage]) for stage in np.flatnonzero(pattern)]
-        self._program.add_column(cost_s * self._scale, entries)
-        return True
-
-    def solve(self) -> float | None:
-        """The value, s; None where the simplex gives up."""
-        value = self._program.solve()
-        return None if value is None else value / self._scale
+    def _entries(self, pattern: IntArray) -> list[tuple[Row, float]]:
+        return [(self._stage_rows[stage], pattern[stage]) for stage in np.flatnonzero(pattern)]
 
     def slot_duals(self) -> FloatArray:
         """What a slot of each stage earns, s; shape [stages]."""
-        return np.asarray(self._program.duals(self._stage_rows) / self._scale, dtype=np.float64)
+        return self._duals(self._stage_rows)
 
 
 def slot_bound_s(
@@ -603,7 +580,7 @@ def slot_bound_s(
     stop
         Asked after each round whether to end early.
     """
-    master = _PatternMaster(problem)
+    master = _SlotMaster(problem)
     for counts in starts:
         for kind, block in enumerate(master.kinds):
             for leaf in block.members:

@@ -66,8 +66,8 @@ from meshwright.planner.mapping.joint import (
     with_whole_groups,
 )
 from meshwright.planner.mapping.least_traffic import least_traffic
-from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
-from meshwright.planner.mapping.profiles import Profiles, profile_bounds, profiles_of
+from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem, loads_of
+from meshwright.planner.mapping.profiles import Placements, Profiles, profile_bounds, profiles_of
 from meshwright.planner.mapping.slots import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.solvers.clock import current_end_s
 
@@ -75,17 +75,6 @@ if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model
 
 # Prices of layouts whose mappings onto parts of nodes are listed and counted; bounds of all others.
-
-
-FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """Placements of one layout, each of which stands for itself."""
-
-    placement: Placement
-    apart: bool = True
 
 
 @dataclass(kw_only=True)
@@ -153,7 +142,7 @@ class PartsOfNodes:
             found[row] = self.counted(layout)
         counted = {row: one for row, one in found.items() if one is not None}
         own = layouts.take(np.array(list(counted), dtype=np.int64))
-        listed = [_Rows(placement=one.placement) for one in counted.values()]
+        listed = [Placements(placement=one.placement) for one in counted.values()]
         seconds = profile_bounds(self._workload, own, listed, self._limit_gib, numbers_of_groups)
         every = [np.zeros(0)] * len(each)
         for (row, one), bound_s in zip(counted.items(), seconds, strict=True):
@@ -181,7 +170,7 @@ class PartsOfNodes:
     ) -> list[float]:
         """Never above the price of any mapping at all, of some of the layouts."""
         own = layouts.take(np.array(list(counted), dtype=np.int64))
-        most = [_Rows(placement=one.most) for one in counted.values()]
+        most = [Placements(placement=one.most) for one in counted.values()]
         bounds = profile_bounds(
             self._workload, own, most, self._limit_gib, numbers_of_groups, or_less=True
         )
@@ -352,7 +341,7 @@ class PartsOfNodes:
             for name in vars(layouts[0])
         }
         groups = self._unlisted[layouts[0]].groups
-        each = [_Rows(placement=placement)] * len(layouts)
+        each = [Placements(placement=placement)] * len(layouts)
         seconds = np.stack(
             profile_bounds(
                 self._workload, Layout(**columns), each, self._limit_gib, groups, or_less=True
@@ -537,8 +526,11 @@ class MappedPricing(CostModelPricing):
             self._plain[degrees] = self.instance(replace(layout, shard_groups=1))
         return self._plain[degrees]
 
-    def _new_space(self, layout: Layout, instance: Instance) -> _MappingSpace:
-        profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
+    def _new_space(
+        self, layout: Layout, instance: Instance, *, by_stage: bool = False
+    ) -> _MappingSpace:
+        workload = self._workload.on(int(layout.gpus))
+        profiles = profiles_of(workload, instance, by_stage=by_stage)
         impossible = ~keeps_inside(self._workload, layout, profiles.placement)
         return _MappingSpace(instance=instance, profiles=profiles, excluded=impossible)
 
@@ -548,11 +540,7 @@ class MappedPricing(CostModelPricing):
         if space is None or not self._stages_apart[layout]:
             return None
         if space.apart is None and _may_be_apart(space.instance):
-            workload = self._workload.on(int(layout.gpus))
-            instance = replace(space.instance, stages_apart=True)
-            nearest = profiles_of(workload, instance)
-            impossible = ~keeps_inside(self._workload, layout, nearest.placement)
-            space.apart = _MappingSpace(instance=instance, profiles=nearest, excluded=impossible)
+            space.apart = self._new_space(layout, replace(space.instance, stages_apart=True))
         apart = space.apart
         is_staged = apart is not None and isinstance(apart.profiles.placement, StagedPlacement)
         return apart if is_staged else None
@@ -560,10 +548,7 @@ class MappedPricing(CostModelPricing):
     def _by_stage(self, space: _MappingSpace, layout: Layout) -> _MappingSpace:
         """With the profiles of all ways in which stages can lie."""
         if space.by_stage is None:
-            workload = self._workload.on(int(layout.gpus))
-            profiles = profiles_of(workload, space.instance, by_stage=True)
-            impossible = ~keeps_inside(self._workload, layout, profiles.placement)
-            space.by_stage = replace(space, profiles=profiles, excluded=impossible)
+            space.by_stage = self._new_space(layout, space.instance, by_stage=True)
         return space.by_stage
 
     def apart_bounds_s(self, layouts: Layout) -> FloatArray:
@@ -597,7 +582,7 @@ class MappedPricing(CostModelPricing):
         profiles, bound_s = space.profiles, np.full(len(space.excluded), inf)
         if int(layout.vpp) == 1:
             possible = np.flatnonzero(~space.excluded)
-            own = [_Rows(placement=profiles.rows(possible), apart=profiles.apart)]
+            own = [Placements(placement=profiles.rows(possible), apart=profiles.apart)]
             (bound_s[possible],) = profile_bounds(
                 self._workload, layout.flat(), own, self._limit_gib, in_order=True
             )
@@ -609,7 +594,7 @@ class MappedPricing(CostModelPricing):
             bound_s[~space.excluded] = 0.0
         else:
             first = np.array([rows[0] for rows in of_need.values()])
-            few = [_Rows(placement=profiles.rows(first), apart=profiles.apart)]
+            few = [Placements(placement=profiles.rows(first), apart=profiles.apart)]
             (each_s,) = profile_bounds(self._workload, layout.flat(), few, self._limit_gib)
             for rows, least_s in zip(of_need.values(), each_s.tolist(), strict=True):
                 bound_s[rows] = least_s
@@ -976,7 +961,7 @@ class MappedPricing(CostModelPricing):
         bound_s = np.full(len(placed), -inf)
         if isinstance(every, StagedPlacement):
             (bound_s,) = profile_bounds(
-                self._workload, layout.flat(), [_Rows(placement=every)], self._limit_gib
+                self._workload, layout.flat(), [Placements(placement=every)], self._limit_gib
             )
         pricing = PlacedAs(self._workload, every)
         priced, _ = _fastest(pricing, layout, bound_s, cutoff_s)

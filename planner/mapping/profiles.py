@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, groupby, product
 from math import comb, gcd
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ from meshwright.planner.mapping.effective import (
     rings_per_slot,
 )
 from meshwright.planner.mapping.joint import NO_CUT, Grid, Limits, Need, Ratio
-from meshwright.planner.mapping.problem import IntArray
+from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.mapping.slots import Instance
 
 PRICED_AXES = ("cp", "pp", "dp_cp")
@@ -57,15 +57,22 @@ FINENESS: tuple[int, ...] = (1_000, 8, 5, 4, 3, 2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Profiles:
-    """Profiles of one layout: the placements that price them, arrays [k, levels], and their needs, [k]."""
+class Placements:
+    """Placements of one layout."""
 
     placement: Placement
+    """Arrays [k, levels]."""
+    apart: bool = True
+    """Whether each stands for mappings that lie alike; else neighbouring values may be joined."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Profiles(Placements):
+    """Profiles of one layout: the placements that price them, and their needs, [k]."""
+
     needs: tuple[Need, ...]
     strength: IntArray
     """How much each need asks for, [k, what]: a row nowhere below another one implies it."""
-    apart: bool
-    """Whether each stands for mappings that lie alike; else neighbouring values may be joined."""
 
     def implying(self, row: int) -> NDArray[np.bool_]:
         """The needs that ask for all that one of them does, itself among them; [k]."""
@@ -490,25 +497,10 @@ def _per_cut(instance: Instance, gpus: int) -> Ratio:
 # Bounds of many layouts on an irregular allocation under each profile of their mappings, in one go.
 
 
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 TOGETHER = 8192
 """Profiles that are bounded in one array operation."""
-
-
-class Placements(Protocol):
-    """Placements of one layout."""
-
-    @property
-    def placement(self) -> Placement:
-        """Arrays [k, levels]."""
-        ...
-
-    @property
-    def apart(self) -> bool:
-        """Whether each stands for mappings that lie alike."""
-        ...
 
 
 def _count(placements: Placements) -> int:

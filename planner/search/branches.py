@@ -38,6 +38,7 @@ from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import KeptRows, WorkloadKey, row_keys, rows_by_value
 from meshwright.planner.bounds.paces import RankRow
 from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.request.choices import DEGREES, MAKING_ROOM, OF_LAYOUT
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Certificate, SearchParams
@@ -46,8 +47,6 @@ from meshwright.planner.search.space import Space
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import AssumedImbalance, JointRouting
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 NARROWED = LAYER_AXES
@@ -910,6 +909,14 @@ class Chooser(ABC):
         candidate = Candidate(branch=branch, layout=layout, mappings=mappings)
         self.candidates.append(candidate)
         return candidate
+
+    def _imbalance(self, workload: Workload, ep: int) -> AssumedImbalance | None:
+        """What prices assume of the loads of `ep` ranks with experts; None where no placement is chosen."""
+        if self._routing is None or ep == 1:
+            return None
+        from meshwright.planner.experts.training import AssumedImbalance
+
+        return AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
 
     @property
     def opened(self) -> list[Candidate]:

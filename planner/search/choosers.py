@@ -35,7 +35,7 @@ from meshwright.planner.search.model import Experts, bound_ns, build_model, pric
 from meshwright.planner.search.pricing import Certificate, SearchParams
 
 if TYPE_CHECKING:
-    from meshwright.planner.experts.training import AssumedImbalance, JointRouting
+    from meshwright.planner.experts.training import JointRouting
 
 
 class KernelChooser(Chooser):
@@ -137,21 +137,13 @@ class KernelChooser(Chooser):
                     costs=costs[position],
                     memory=memory[owner],
                     limit_gib=limit_gib,
-                    imbalance=self._imbalance(workload, owner.layout),
+                    imbalance=self._imbalance(workload, int(owner.layout.ep)),
                     is_open=owner.is_open or is_outside,
                     priced=None if is_outside else overfull or owner.priced,
                     inside={axis: int(members[position]) for axis, members in inside.items()},
                     is_barred=is_outside or overfull is not None,
                 ),
             )
-
-    def _imbalance(self, workload: Workload, layout: Layout) -> AssumedImbalance | None:
-        ep = int(layout.ep)
-        if self._routing is None or ep == 1:
-            return None
-        from meshwright.planner.experts.training import AssumedImbalance
-
-        return AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
 
     def learn(
         self, candidate: Candidate, priced: Priced | None, overfull: Sequence[Priced] = ()
@@ -385,14 +377,10 @@ class SlotChooser(Chooser):
         """The placements that prices assume, where measured loads are given and one model holds them."""
         if self._routing is None:
             return None
-        from meshwright.planner.experts.training import AssumedImbalance
-
-        degrees = [int(layout.ep) for layout in layouts]
         workload = self._branches[0].pricing.workload
-        imbalance = {ep: float(workload.imbalance(ep)) for ep in set(degrees)}
         asked = [
-            [AssumedImbalance(ep=ep, imbalance=imbalance[ep]) if ep > 1 else None for _ in own_ways]
-            for ep, own_ways in zip(degrees, ways, strict=True)
+            [self._imbalance(workload, int(layout.ep))] * len(own_ways)
+            for layout, own_ways in zip(layouts, ways, strict=True)
         ]
         fits = self._routing.fits(each for own in asked for each in own)
         return Experts(routing=self._routing, asked=asked) if fits else None

@@ -40,6 +40,7 @@ from meshwright.planner.bounds.combination_costs import ShapeTable, gpu_seconds,
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import any_stages
 from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import (
     FEW_VARIANTS,
@@ -69,8 +70,6 @@ from meshwright.planner.solvers.processes import side_by_side
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import JointRouting
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Progress = Callable[[str], None]
 

@@ -7,18 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.measured_settings import OPEN, GainCorrections
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.mappings import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.joint import Cells, Need
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from meshwright.planner.mapping.problem import FloatArray
 
 
 class CorrectedPricing(CostModelPricing):

@@ -42,6 +42,7 @@ from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import divides_into, divisors
+from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import RECOMPUTED
@@ -131,8 +132,6 @@ def pipelines_of(
     return tuple(pairs)
 
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 

@@ -5,7 +5,7 @@
 A column generation solves it over the columns so far, reads the dual of every row, prices new columns at
 these duals and adds those that would lower the value.
 
->>> master = LinearProgram("GLOP")
+>>> master = LinearProgram()
 >>> demand = master.add_row(3.0, 3.0)
 >>> master.add_column(2.0, [(demand, 1.0)])
 >>> master.solve(), master.duals([demand]).tolist()
@@ -17,7 +17,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,18 +33,12 @@ Row = Any
 
 
 class LinearProgram:
-    """A linear programme over the columns so far.
+    """A linear programme over the columns so far, by COIN-OR's CLP as it comes with OR-Tools."""
 
-    Parameters
-    ----------
-    simplex
-        "GLOP" (Google's) or "CLP" (COIN-OR's), both as they come with OR-Tools.
-    """
-
-    def __init__(self, simplex: Literal["GLOP", "CLP"]) -> None:
+    def __init__(self) -> None:
         from ortools.linear_solver import pywraplp
 
-        self._solver: pywraplp.Solver = pywraplp.Solver.CreateSolver(simplex)
+        self._solver: pywraplp.Solver = pywraplp.Solver.CreateSolver("CLP")
         self._optimal = pywraplp.Solver.OPTIMAL
         self._objective = self._solver.Objective()
         self._objective.SetMinimization()
