@@ -253,7 +253,13 @@ class CountedMappings:
     """Whether of these mappings one reaches as far as each of `most` in every group."""
 
     def ranks(self, row: int) -> tuple[Place, ...]:
-        """(node, local GPU) of every rank under one mapping."""
+        """(node, local GPU) of every rank under one mapping.
+
+        Parameters
+        ----------
+        row
+            Which mapping.
+        """
         at = self.places[self.gpus[row]]
         return tuple((node, gpu) for node, gpu in at.tolist())
 
@@ -433,6 +439,17 @@ def groups_lie_as_priced(placement: Placement, row: int, where: IntArray, layout
 
     Prices take m replicas in a block as min(m, s) of a shard group of s, and as m // s of those with the
     same shard (`costmodel.data_parallel`).
+
+    Parameters
+    ----------
+    placement
+        Members of groups counted over all replicas, arrays [mappings, levels].
+    row
+        Which mapping.
+    where
+        The block of every rank at each level, shape [levels, ranks].
+    layout
+        One layout, with its number of shard groups.
     """
     groups, pp = int(layout.shard_groups), int(layout.pp)
     tp, replicas = int(layout.tp), int(layout.cp) * int(layout.dp)
@@ -599,7 +616,22 @@ def _matrix_positions(degrees: dict[str, int], run: RunOfGpus) -> Iterator[IntAr
 
 
 def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) -> float | None:
-    """The step under the best of the regular orders; None where the layout's groups do not fit."""
+    """The step under the best of the regular orders; None where the layout's groups do not fit.
+
+    Parameters
+    ----------
+    workload
+        On as many GPUs as the layout.
+    layout
+        One layout.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    float or None
+        Seconds of a step.
+    """
     instance: Instance | None = None
     with contextlib.suppress(InfeasibleError):
         instance = choice_instance(workload, layout, stages)
@@ -729,11 +761,23 @@ class KindsReach:
         return np.flatnonzero(self._free.free // self._degrees[0])
 
     def row(self, placement: Placement) -> Row:
-        """Of one placement, arrays [levels]."""
+        """Of one placement, arrays [levels].
+
+        Parameters
+        ----------
+        placement
+            Arrays [levels] of the allocation that these degrees take.
+        """
         return tuple(int(x) for kind in ASKED for x in getattr(placement, kind))
 
     def placement(self, rows: Sequence[Row]) -> Placement:
-        """Arrays [rows, levels]; what is not asked for is the most."""
+        """Arrays [rows, levels]; what is not asked for is the most.
+
+        Parameters
+        ----------
+        rows
+            Of `ASKED`, one after the other.
+        """
         table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ASKED), self.levels)
         columns = {
             name: np.repeat(np.asarray(getattr(self.most, name))[None], len(rows), axis=0)
@@ -744,15 +788,33 @@ class KindsReach:
         )
 
     def members(self, gpus: IntArray) -> dict[str, IntArray]:
-        """Of the groups of a mapping, by kind, [levels]."""
+        """Of the groups of a mapping, by kind, [levels].
+
+        Parameters
+        ----------
+        gpus
+            The number of every rank's free GPU, shape [ranks].
+        """
         return members_by_level(self.blocks[:, gpus], self._degrees, self._etp, self._ep)
 
     def ranks(self, gpus: IntArray) -> tuple[Place, ...]:
-        """(node, local GPU) of every rank of a mapping."""
+        """(node, local GPU) of every rank of a mapping.
+
+        Parameters
+        ----------
+        gpus
+            The number of every rank's free GPU, shape [ranks].
+        """
         return tuple((node, gpu) for node, gpu in self._free.places[gpus].tolist())
 
     def add(self, gpus: IntArray) -> None:
-        """A mapping that is known from elsewhere: the GPU of every rank."""
+        """A mapping that is known from elsewhere: the GPU of every rank.
+
+        Parameters
+        ----------
+        gpus
+            The number of every rank's free GPU, shape [ranks].
+        """
         members = self.members(gpus)
         reached = np.concatenate([members[kind] for kind in ASKED])
         if not any(np.array_equal(reached, reached_before) for reached_before, _ in self._known):
@@ -761,6 +823,18 @@ class KindsReach:
     def find(self, row: Row, *, patiently: bool = False) -> IntArray | None:
         """The GPU of every rank under a mapping that reaches as far as a row everywhere; None where there is
         none, or none was found: `is_impossible` tells the two apart.
+
+        Parameters
+        ----------
+        row
+            Members of groups that are asked for at least, of `ASKED`.
+        patiently
+            Whether `PATIENT_WORK` may be spent on it, in place of `QUESTION_WORK`.
+
+        Returns
+        -------
+        array of int, shape [ranks], or None
+            Numbers of free GPUs.
         """
         work = PATIENT_WORK if patiently else QUESTION_WORK
         wanted = np.array(row, dtype=np.int64)
@@ -784,7 +858,13 @@ class KindsReach:
         return gpus
 
     def is_impossible(self, row: Row) -> bool:
-        """Whether it is known that no mapping reaches so far."""
+        """Whether it is known that no mapping reaches so far.
+
+        Parameters
+        ----------
+        row
+            Of `ASKED`; whatever reaches as far as a row that was refuted is impossible too.
+        """
         wanted = np.array(row, dtype=np.int64)
         return any(bool(np.all(wanted >= refuted)) for refuted in self._impossible)
 
@@ -904,6 +984,11 @@ class KindsReach:
 
         Kinds are let off one by one as long as the rest stays impossible. Each mapping then has one of those
         that are left, at some level, where it reaches less far than asked.
+
+        Parameters
+        ----------
+        row
+            One that `is_impossible`, of `ASKED`.
         """
         demanded = np.array(row, dtype=np.int64)
         for position in np.flatnonzero(demanded > 1):
@@ -1017,7 +1102,15 @@ class KindsReach:
         return on
 
     def state_places(self, model: cp_model.CpModel, row: Row) -> None:
-        """Adds the same to a model that others read, with names; nothing where it cannot be asked."""
+        """Adds the same to a model that others read, with names; nothing where it cannot be asked.
+
+        Parameters
+        ----------
+        model
+            Where variables and constraints go.
+        row
+            Of `ASKED`.
+        """
         if not self.can_be_asked:
             return
         tp = self._degrees[0]
@@ -1167,7 +1260,13 @@ class Cover:
         self.rows: dict[Row, None] = dict.fromkeys(reach.joint_rows())
 
     def split(self, row: Row) -> None:
-        """Puts smaller rows in the place of one that is impossible, but for those within another."""
+        """Puts smaller rows in the place of one that is impossible, but for those within another.
+
+        Parameters
+        ----------
+        row
+            One of `rows` that is impossible.
+        """
         del self.rows[row]
         for child in self.reach.less(row):
             if not any(_is_within(child, wider) for wider in self.rows):
@@ -1187,7 +1286,15 @@ def _is_within(row: Row, wider: Row) -> bool:
 
 
 def cover_of(cluster: ClusterSpec, layout: Layout) -> Cover:
-    """What is known of the degrees of a layout on a cluster; kept for the cluster."""
+    """What is known of the degrees of a layout on a cluster; kept for the cluster.
+
+    Parameters
+    ----------
+    cluster
+        With its nodes listed.
+    layout
+        Its degrees count alone.
+    """
     return _cover(SameCluster(cluster), degrees_of(layout))
 
 

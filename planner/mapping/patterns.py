@@ -47,7 +47,13 @@ class BlockKind:
 
 
 def leaf_kinds(problem: MappingProblem) -> list[BlockKind]:
-    """Leaves with free slots by their number and cost, in the order of their first leaves."""
+    """Leaves with free slots by their number and cost, in the order of their first leaves.
+
+    Parameters
+    ----------
+    problem
+        Leaves without a free slot are left out; room beyond all slots in use is not counted.
+    """
     members: dict[tuple[int, float], list[int]] = {}
     for leaf, room in enumerate(problem.leaf_slots):
         if room:
@@ -191,14 +197,31 @@ SizeCounts = tuple[tuple[int, int], ...]
 
 
 def class_of_stages(stages: int) -> IntArray:
-    """The class of each stage, shape [stages]."""
+    """The class of each stage, shape [stages].
+
+    Parameters
+    ----------
+    stages
+        Pipeline stages, at least 1; a single one counts among the ends.
+    """
     classes = np.full(stages, INNER, dtype=np.int64)
     classes[[0, -1]] = ENDS
     return classes
 
 
 def stages_of_classes(stages: int) -> tuple[int, int]:
-    """Stages of each class."""
+    """Stages of each class.
+
+    Parameters
+    ----------
+    stages
+        Pipeline stages, at least 1.
+
+    Returns
+    -------
+    tuple of (int, int)
+        Ends, at most 2, and inner stages.
+    """
     ends = min(stages, 2)
     return ends, stages - ends
 
@@ -209,7 +232,13 @@ def largest_part(problem: MappingProblem) -> int:
 
 
 def most_parts(problem: MappingProblem) -> int:
-    """Parts that a stage can be cut into: every leaf hosts one at most."""
+    """Parts that a stage can be cut into: every leaf hosts one at most.
+
+    Parameters
+    ----------
+    problem
+        Leaves without a free slot host no part.
+    """
     leaves = sum(1 for slots in problem.leaf_slots if slots)
     return min(leaves, problem.slots)
 
@@ -258,6 +287,19 @@ def partitions_within(
 
     Depth first from the largest part; what the smaller parts add at the least is known but for their
     number.
+
+    Parameters
+    ----------
+    values
+        Of a part of each size from 0, shape [sizes]; may be below 0.
+    slots
+        Of a stage, which the parts add up to.
+    most_parts
+        Parts of one partition at most.
+    ceiling
+        In the unit of `values`.
+    limit
+        Partitions listed at most.
     """
     sizes = list(range(min(len(values) - 1, slots), 0, -1))
     least_rest = _least_rest(values, sizes, slots)
@@ -362,7 +404,15 @@ class PatternMaster(ABC):
         """What a block with a pattern, [stages], is in the rows of stages."""
 
     def add_pattern(self, kind: int, pattern: IntArray) -> bool:
-        """Adds what a block of a kind may host of each stage; whether it is new."""
+        """Adds what a block of a kind may host of each stage; whether it is new.
+
+        Parameters
+        ----------
+        kind
+            Position in `kinds`.
+        pattern
+            Slots of each stage, shape [stages].
+        """
         is_new = self._is_new("pattern", kind, pattern)
         if is_new:
             sent = float(pattern_bytes(self._problem, pattern[None])[0])
@@ -410,7 +460,15 @@ class _PartitionMaster(PatternMaster):
         return entries
 
     def add_partition(self, stage_class: int, partition: IntArray) -> bool:
-        """Adds a partition of the stages of a class; whether it is new."""
+        """Adds a partition of the stages of a class; whether it is new.
+
+        Parameters
+        ----------
+        stage_class
+            `ENDS` or `INNER`.
+        partition
+            Parts of each size from 0, shape [sizes].
+        """
         is_new = self._is_new("partition", stage_class, partition)
         if is_new:
             rows = self._part_rows[stage_class]
@@ -419,7 +477,13 @@ class _PartitionMaster(PatternMaster):
         return is_new
 
     def add_mapping(self, counts: IntArray) -> None:
-        """Adds the patterns and partitions of a mapping, counts [leaves, stages]."""
+        """Adds the patterns and partitions of a mapping, counts [leaves, stages].
+
+        Parameters
+        ----------
+        counts
+            Slots of each stage in each leaf, shape [leaves, stages].
+        """
         for kind, block in enumerate(self.kinds):
             for leaf in block.members:
                 self.add_pattern(kind, counts[leaf].astype(np.int64))
@@ -500,7 +564,18 @@ def _price(
 
 
 def dearest_slot_s(problem: MappingProblem) -> float:
-    """More than a slot can cost, s."""
+    """More than a slot can cost, s.
+
+    Parameters
+    ----------
+    problem
+        Whatever leaf and pod the slot is in: the dearest up-links of both count.
+
+    Returns
+    -------
+    float
+        Seconds, above 0 also where nothing is sent, so that it can be divided by.
+    """
     t = problem.traffic
     sent = t.ring_bytes + t.context_bytes + 2 * t.hop_bytes + 2 * t.wrap_bytes
     sent += (t.expert_bytes + t.expert_ring_bytes) * t.expert_slots

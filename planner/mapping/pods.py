@@ -77,7 +77,13 @@ class Bundle:
     cost_s: float
 
     def parts(self, stage_class: int) -> tuple[int, ...]:
-        """Sizes of the parts of stages of a class."""
+        """Sizes of the parts of stages of a class.
+
+        Parameters
+        ----------
+        stage_class
+            `ENDS` or `INNER`.
+        """
         if stage_class == INNER:
             return self.inner
         return tuple(size for size in self.ends if size)
@@ -89,7 +95,22 @@ class Bundle:
 
 
 def least_hops(ends: tuple[int, int], inner: tuple[int, ...], stages: int) -> int:
-    """Least sum of |n_s - n_{s+1}| over the orders of the parts."""
+    """Least sum of |n_s - n_{s+1}| over the orders of the parts.
+
+    Parameters
+    ----------
+    ends
+        Parts of the first and of the last stage, 0 for none; the same in either order.
+    inner
+        Parts of inner stages, largest first; those that are not named have none here.
+    stages
+        Pipeline stages, at least 1.
+
+    Returns
+    -------
+    int
+        Slots of neighbouring stages that are not both here, over all pairs of stages.
+    """
     first, last = ends
     if stages == 1:
         return 0
@@ -215,7 +236,15 @@ class _Enumeration:
 
 
 def patterns_of(problem: MappingProblem, bundle: Bundle) -> IntArray:
-    """The patterns of a bundle that cost no more than it, shape [patterns, stages], without repeats."""
+    """The patterns of a bundle that cost no more than it, shape [patterns, stages], without repeats.
+
+    Parameters
+    ----------
+    problem
+        Prices the patterns.
+    bundle
+        With up to `MOST_PERMUTED` inner parts all their orders are tried, else falling and rising ones.
+    """
     stages, inner = problem.stages, bundle.inner
     if stages == 1:
         return np.array([bundle.ends[:1]], dtype=np.int64)
@@ -293,6 +322,17 @@ def candidates_within(
     """Bundles and partitions of reduced cost at most `delta_s`; None where bundles are too many.
 
     Partitions that were too many for a smaller delta, `before`, are not listed again.
+
+    Parameters
+    ----------
+    problem
+        With one pod.
+    relaxation
+        Its duals and reduced costs are what costs count from.
+    delta_s
+        Seconds above the bound of the relaxation, above 0.
+    before
+        What a smaller delta gave; None for the first one.
     """
     duals = relaxation.part_duals
     ceiling_s = relaxation.leaf_reduced_s + delta_s
@@ -325,6 +365,17 @@ def cheapest_selection(
     """Bundles for the leaves whose parts can be put together to stages.
 
     A class of stages whose partitions are not listed only gets as many slots as it has.
+
+    Parameters
+    ----------
+    problem
+        With one pod.
+    relaxation
+        Says how many leaves of each kind there are.
+    candidates
+        Bundles and partitions to choose from.
+    limits
+        Where the integer programme ends.
     """
     from ortools.math_opt.python import mathopt
 
@@ -447,6 +498,15 @@ def ordered_counts(
     """Counts [leaves, stages] of a mapping with the selected bundles.
 
     None where their parts do not add up to stages, or no order is found.
+
+    Parameters
+    ----------
+    problem
+        Prices the patterns that leaves may follow.
+    kinds
+        Of leaves, as bundles number them.
+    selected
+        How many leaves host each bundle; no more of a kind than it has.
     """
     from meshwright.planner.solvers.or_tools import cp_model
 
@@ -530,7 +590,15 @@ class _Counts:
         self._wanted = wanted
 
     def follow(self, bundle: Bundle, pattern: IntArray) -> None:
-        """Gives a leaf the parts of a bundle in the stages of a pattern."""
+        """Gives a leaf the parts of a bundle in the stages of a pattern.
+
+        Parameters
+        ----------
+        bundle
+            Its kind says which leaf is next.
+        pattern
+            Slots of each stage, shape [stages]: one of `patterns_of` the bundle.
+        """
         leaf = self._free[bundle.kind].pop(0)
         self.counts[leaf] = pattern
         for stage in np.flatnonzero(pattern):
@@ -696,7 +764,13 @@ class _State:
         return np.asarray(s_per_byte * pattern_bytes(self._problem, counts, self._group_bytes))
 
     def try_exchange(self, temperature_s: float) -> bool:
-        """Draws an exchange and makes it if it pays, or by chance; whether it was made."""
+        """Draws an exchange and makes it if it pays, or by chance; whether it was made.
+
+        Parameters
+        ----------
+        temperature_s
+            Seconds, above 0: what costs as much more is made by a chance of 1 / e.
+        """
         if self._rng.random() < STAGE_SHARE:
             return self._try_stages(temperature_s)
         drawn = self._draw()
@@ -809,6 +883,19 @@ def deepened(
 
     The incumbent takes every mapping on the way. Ends where price and bound meet, where the cheapest
     selection is known but no order of the stages for it, or where there is too much to list.
+
+    Parameters
+    ----------
+    problem
+        With one pod.
+    relaxation
+        Where the bound begins.
+    best
+        Is offered every mapping; its price is where the bound ends.
+    rounds
+        Each integer programme is added to it.
+    limits
+        Processor seconds; looked at before each step.
     """
     base_s = relaxation.lagrangian_s
     bound_s = relaxation.bound_s

@@ -75,15 +75,33 @@ class Profiles(Placements):
     """How much each need asks for, [k, what]: a row nowhere below another one implies it."""
 
     def implying(self, row: int) -> NDArray[np.bool_]:
-        """The needs that ask for all that one of them does, itself among them; [k]."""
+        """The needs that ask for all that one of them does, itself among them; [k].
+
+        Parameters
+        ----------
+        row
+            Which need.
+        """
         return np.asarray(np.all(self.strength >= self.strength[row], axis=1))
 
     def rows(self, rows: IntArray) -> Placement:
-        """Some of the placements."""
+        """Some of the placements.
+
+        Parameters
+        ----------
+        rows
+            Numbers of profiles, of any shape.
+        """
         return _rows(self.placement, rows)
 
     def need_of(self, placement: Placement) -> Need | None:
-        """What the profile with the price of a placement, arrays [levels], asks for."""
+        """What the profile with the price of a placement, arrays [levels], asks for.
+
+        Parameters
+        ----------
+        placement
+            Of one mapping; None is returned where no profile has its price.
+        """
         axes = [*PRICED_AXES, *PRICED_EXPERT_AXES]
         columns = [
             np.all(getattr(self.placement, axis) == getattr(placement, axis), axis=1)
@@ -111,6 +129,15 @@ def profiles_of(workload: Workload, instance: Instance, *, by_stage: bool = Fals
 
     Where stages are priced apart, the expert groups of all of them are as near as counting slots allows: a
     bound for every way in which they can lie, of which there are many. `by_stage` lists those.
+
+    Parameters
+    ----------
+    workload
+        On as many GPUs as the layout.
+    instance
+        Whose slots they are; it says whether stages are priced apart.
+    by_stage
+        Whether every way in which stages can lie is a profile of its own, where they are priced apart.
     """
     leaf_gpus, pod_gpus = free_gpus(instance)
     leaf_seen, pod_seen = levels_seen(workload)
@@ -271,7 +298,15 @@ def _nearest(
 
 
 def number_of_orders(instance: Instance, classes: int) -> int:
-    """Of so many classes for the first and for the last stage, and for those between them in order."""
+    """Of so many classes for the first and for the last stage, and for those between them in order.
+
+    Parameters
+    ----------
+    instance
+        Of at least two stages.
+    classes
+        Ways in which one stage can lie, at least 1.
+    """
     stages = instance.problem.stages
     return classes**2 * comb(classes + stages - 3, stages - 2)
 
@@ -614,6 +649,17 @@ class _Stages(NamedTuple):
         """None where all stages lie alike under all profiles of some layouts.
 
         The stages of one that is `ordered` stand as they are.
+
+        Parameters
+        ----------
+        context
+            Of all profiles, with the stage that reaches least far.
+        placed
+            Placements of the layouts, one after the other.
+        ordered
+            The layouts, [n], where stages stand as they are; None where any may be first or last.
+        limit_gib
+            What the peak on one GPU may reach.
         """
         if not any(isinstance(placement, StagedPlacement) for placement in placed):
             return None
@@ -676,7 +722,17 @@ class _WholeLayers(NamedTuple):
 
     @classmethod
     def of(cls, times: KindTimes, model: ModelSpec, starts: IntArray) -> _WholeLayers:
-        """Of a model's layers with experts, with times on each stage."""
+        """Of a model's layers with experts, with times on each stage.
+
+        Parameters
+        ----------
+        times
+            Of a layer on every stage of every profile.
+        model
+            All its layers have experts alike.
+        starts
+            Where each profile's stages begin.
+        """
         assert times.moe is not None
         layer_s = np.asarray(times.moe.seconds)
         ends = (times.embedding.seconds, last_rank_s(times, model.mtp_layers))
@@ -687,6 +743,11 @@ class _WholeLayers(NamedTuple):
         """What the busiest stage takes at the least, [profiles], no less than `least_s`.
 
         Any stage may be the first or the last: these lie where that takes the fewest layers' room.
+
+        Parameters
+        ----------
+        least_s
+            Seconds that are proven already, shape [profiles].
         """
         low = least_s
         high = low + 2 * np.maximum.reduceat(self.layer_s, self.starts)

@@ -148,7 +148,17 @@ class KernelChooser(Chooser):
     def learn(
         self, candidate: Candidate, priced: Priced | None, overfull: Sequence[Priced] = ()
     ) -> None:
-        """Keeps the price of the best mapping; the candidate's others are no faster, or not allowed."""
+        """Keeps the price of the best mapping; the candidate's others are no faster, or not allowed.
+
+        Parameters
+        ----------
+        candidate
+            What was priced.
+        priced
+            Its price; None where no mapping that is allowed beats the cutoff.
+        overfull
+            Mappings that fill a cut beyond what is allowed, with their prices.
+        """
         super().learn(candidate, priced, overfull)
         known = (*overfull, *([priced] if priced else []))
         for owner, each in self._combinations:
@@ -160,7 +170,19 @@ class KernelChooser(Chooser):
     def choose(
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
     ) -> Candidate | None:
-        """Solves the model. Without an answer within its work, the candidate of the least bound is next."""
+        """Solves the model. Without an answer within its work, the candidate of the least bound is next.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that a candidate must beat.
+        best
+            The best prices so far, rising: the first `wanted` - 1 of them are kept out of the model.
+        wanted
+            How many best ones are asked for.
+        time_limit_s
+            Seconds that are left; None without a limit.
+        """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
         if promising and self._unsolved >= self._params.most_unsolved:
             return promising[0]
@@ -329,6 +351,22 @@ class SlotChooser(Chooser):
         """Solves the model over all that is open, and the best plan so far.
 
         Candidates beyond the largest model wait for the next one.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that a candidate must beat.
+        best
+            The best prices so far, rising; the first stands in the model with its price.
+        wanted
+            How many best ones are asked for: of several no model decides once there is a price.
+        time_limit_s
+            Seconds that are left; None without a limit.
+
+        Raises
+        ------
+        OutOfTimeError
+            If that is too little.
         """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
         if (

@@ -44,18 +44,40 @@ class LinearProgram:
         self._objective.SetMinimization()
 
     def add_row(self, low: float, high: float) -> Row:
-        """Adds a row without entries; `low` may be minus infinity, `high` infinity."""
+        """Adds a row without entries; `low` may be minus infinity, `high` infinity.
+
+        Parameters
+        ----------
+        low, high
+            What the sum of the row's entries lies between.
+        """
         return self._solver.Constraint(low, high)
 
     def add_column(self, cost: float, entries: Iterable[tuple[Row, float]]) -> None:
-        """Adds a variable from 0 upwards with its cost and its entries in rows."""
+        """Adds a variable from 0 upwards with its cost and its entries in rows.
+
+        Parameters
+        ----------
+        cost
+            Of a unit in the objective.
+        entries
+            Rows with the variable's coefficients there; other rows have none.
+        """
         column = self._solver.NumVar(0, self._solver.infinity(), "")
         for row, coefficient in entries:
             row.SetCoefficient(column, float(coefficient))
         self._objective.SetCoefficient(column, cost)
 
     def add_slack(self, row: Row, cost: float) -> None:
-        """Lets a row be missed by any amount on either side, at this cost a unit."""
+        """Lets a row be missed by any amount on either side, at this cost a unit.
+
+        Parameters
+        ----------
+        row
+            Which one.
+        cost
+            Of a unit by which the row is missed, at least 0.
+        """
         self.add_column(cost, [(row, 1.0)])
         self.add_column(cost, [(row, -1.0)])
 
@@ -66,7 +88,13 @@ class LinearProgram:
         return float(self._objective.Value())
 
     def duals(self, rows: Sequence[Row]) -> NDArray[np.float64]:
-        """What one unit more on the right of each row adds to the value; shape [rows]."""
+        """What one unit more on the right of each row adds to the value; shape [rows].
+
+        Parameters
+        ----------
+        rows
+            After `solve` found the least value.
+        """
         return np.array([row.dual_value() for row in rows], dtype=np.float64)
 
 
@@ -97,6 +125,13 @@ def solved_by_highs(model: mathopt.Model, limits: TreeLimits) -> mathopt.SolveRe
 
     HiGHS ends some small programmes with a status that is none of its own answers, and OR-Tools 9.15 raises
     an AttributeError while it words that. Whatever was raised, the programme is as open as before.
+
+    Parameters
+    ----------
+    model
+        An integer or a linear programme.
+    limits
+        Where HiGHS stops; the command's time limit, where it has one, stops it too.
     """
     from ortools.math_opt.python import mathopt
 
