@@ -253,7 +253,13 @@ class CountedMappings:
     """Whether of these mappings one reaches as far as each of `most` in every group."""
 
     def ranks(self, row: int) -> tuple[Place, ...]:
-        """(node, local GPU) of every rank under one mapping."""
+        """(node, local GPU) of every rank under one mapping.
+
+        Parameters
+        ----------
+        row
+            Which mapping.
+        """
         at = self.places[self.gpus[row]]
         return tuple((node, gpu) for node, gpu in at.tolist())
 
@@ -427,6 +433,17 @@ def groups_lie_as_priced(placement: Placement, row: int, where: IntArray, layout
 
     Prices take m replicas in a block as min(m, s) of a shard group of s, and as m // s of those with the
     same shard (`costmodel.data_parallel`).
+
+    Parameters
+    ----------
+    placement
+        Members of groups counted over all replicas, arrays [mappings, levels].
+    row
+        Which mapping.
+    where
+        The block of every rank at each level, shape [levels, ranks].
+    layout
+        One layout, with its number of shard groups.
     """
     groups, pp = int(layout.shard_groups), int(layout.pp)
     tp, replicas = int(layout.tp), int(layout.cp) * int(layout.dp)
@@ -482,9 +499,8 @@ def _stages_on_nodes(free: FreeGpus, layout: Layout) -> Iterator[IntArray]:
     if together % (cp * tp) or together % int(layout.expert_group):
         together = tp
     used = np.flatnonzero(free.free)
-    first = np.searchsorted(free.places[:, 0], used)
     paths = np.full((len(free.blocks(world)), len(free.free)), -1, dtype=np.int64)
-    paths[:, used] = free.blocks(world)[:, first]
+    paths[:, used] = free.blocks(world)[:, free.first[used]]
     for each in dict.fromkeys((together, tp)):
         rooms = free.free // each
         if int(rooms.sum()) * each < world:
@@ -594,7 +610,22 @@ def _matrix_positions(degrees: dict[str, int], run: RunOfGpus) -> Iterator[IntAr
 
 
 def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) -> float | None:
-    """The step under the best of the regular orders; None where the layout's groups do not fit."""
+    """The step under the best of the regular orders; None where the layout's groups do not fit.
+
+    Parameters
+    ----------
+    workload
+        On as many GPUs as the layout.
+    layout
+        One layout.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    float or None
+        Seconds of a step.
+    """
     instance: Instance | None = None
     with contextlib.suppress(InfeasibleError):
         instance = choice_instance(workload, layout, stages)
@@ -708,7 +739,7 @@ class KindsReach:
     @cached_property
     def lie_in_nodes(self) -> bool:
         """Whether tensor groups lie in nodes, and nodes in one block each."""
-        first = self._first[self._free.places[:, 0]]
+        first = self._free.first[self._free.places[:, 0]]
         return not self._racks and np.array_equal(self.blocks, self.blocks[:, first])
 
     @cached_property
@@ -723,17 +754,24 @@ class KindsReach:
         """The nodes with room for a tensor group."""
         return np.flatnonzero(self._free.free // self._degrees[0])
 
-    @cached_property
-    def _first(self) -> IntArray:
-        """The number of each node's first free GPU."""
-        return np.asarray(np.cumsum(self._free.free) - self._free.free, dtype=np.int64)
-
     def row(self, placement: Placement) -> Row:
-        """Of one placement, arrays [levels]."""
+        """Of one placement, arrays [levels].
+
+        Parameters
+        ----------
+        placement
+            Arrays [levels] of the allocation that these degrees take.
+        """
         return tuple(int(x) for kind in ASKED for x in getattr(placement, kind))
 
     def placement(self, rows: Sequence[Row]) -> Placement:
-        """Arrays [rows, levels]; what is not asked for is the most."""
+        """Arrays [rows, levels]; what is not asked for is the most.
+
+        Parameters
+        ----------
+        rows
+            Of `ASKED`, one after the other.
+        """
         table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ASKED), self.levels)
         columns = {
             name: np.repeat(np.asarray(getattr(self.most, name))[None], len(rows), axis=0)
@@ -744,15 +782,33 @@ class KindsReach:
         )
 
     def members(self, gpus: IntArray) -> dict[str, IntArray]:
-        """Of the groups of a mapping, by kind, [levels]."""
+        """Of the groups of a mapping, by kind, [levels].
+
+        Parameters
+        ----------
+        gpus
+            The number of every rank's free GPU, shape [ranks].
+        """
         return members_by_level(self.blocks[:, gpus], self._degrees, self._etp, self._ep)
 
     def ranks(self, gpus: IntArray) -> tuple[Place, ...]:
-        """(node, local GPU) of every rank of a mapping."""
+        """(node, local GPU) of every rank of a mapping.
+
+        Parameters
+        ----------
+        gpus
+            The number of every rank's free GPU, shape [ranks].
+        """
         return tuple((node, gpu) for node, gpu in self._free.places[gpus].tolist())
 
     def add(self, gpus: IntArray) -> None:
-        """A mapping that is known from elsewhere: the GPU of every rank."""
+        """A mapping that is known from elsewhere: the GPU of every rank.
+
+        Parameters
+        ----------
+        gpus
+            The number of every rank's free GPU, shape [ranks].
+        """
         members = self.members(gpus)
         reached = np.concatenate([members[kind] for kind in ASKED])
         if not any(np.array_equal(reached, reached_before) for reached_before, _ in self._known):
@@ -761,6 +817,18 @@ class KindsReach:
     def find(self, row: Row, *, patiently: bool = False) -> IntArray | None:
         """The GPU of every rank under a mapping that reaches as far as a row everywhere; None where there is
         none, or none was found: `is_impossible` tells the two apart.
+
+        Parameters
+        ----------
+        row
+            Members of groups that are asked for at least, of `ASKED`.
+        patiently
+            Whether `PATIENT_WORK` may be spent on it, in place of `QUESTION_WORK`.
+
+        Returns
+        -------
+        array of int, shape [ranks], or None
+            Numbers of free GPUs.
         """
         work = PATIENT_WORK if patiently else QUESTION_WORK
         wanted = np.array(row, dtype=np.int64)
@@ -784,7 +852,13 @@ class KindsReach:
         return gpus
 
     def is_impossible(self, row: Row) -> bool:
-        """Whether it is known that no mapping reaches so far."""
+        """Whether it is known that no mapping reaches so far.
+
+        Parameters
+        ----------
+        row
+            Of `ASKED`; whatever reaches as far as a row that was refuted is impossible too.
+        """
         wanted = np.array(row, dtype=np.int64)
         return any(bool(np.all(wanted >= refuted)) for refuted in self._impossible)
 
@@ -846,7 +920,7 @@ class KindsReach:
             yield from [(most,)] if most else []
             return
         nodes = np.flatnonzero(self._free.free)
-        pairs = np.unique(self.blocks[[level, level + 1]][:, self._first[nodes]], axis=1)
+        pairs = np.unique(self.blocks[[level, level + 1]][:, self._free.first[nodes]], axis=1)
         # With fewer members in blocks more blocks are in use, and those around them may hold more.
         values = sorted({most, *held[(held > 0) & (held < most)].tolist()}, reverse=True)
         for value in values:
@@ -858,7 +932,7 @@ class KindsReach:
     def _pipelines(self, inner: int, outer: int) -> IntArray:
         """Whole pipelines that the blocks of an outer level have room for, inside those of an inner one."""
         nodes = np.flatnonzero(self._free.free)
-        blocks = self.blocks[:, self._first[nodes]]
+        blocks = self.blocks[:, self._free.first[nodes]]
         units = np.bincount(blocks[inner], weights=self._free.free[nodes] // self._degrees[0])
         pairs = np.unique(blocks[[inner, outer]], axis=1)
         held = np.bincount(pairs[1], weights=units.astype(np.int64)[pairs[0]] // self._degrees[3])
@@ -904,6 +978,11 @@ class KindsReach:
 
         Kinds are let off one by one as long as the rest stays impossible. Each mapping then has one of those
         that are left, at some level, where it reaches less far than asked.
+
+        Parameters
+        ----------
+        row
+            One that `is_impossible`, of `ASKED`.
         """
         demanded = np.array(row, dtype=np.int64)
         for position in np.flatnonzero(demanded > 1):
@@ -979,7 +1058,7 @@ class KindsReach:
         on = [[model.new_bool_var("") for _ in range(self._world // tp)] for _ in nodes]
         for unit in zip(*on, strict=True):
             model.add_exactly_one(unit)
-        paths = self.blocks[:, self._first[nodes]]
+        paths = self.blocks[:, self._free.first[nodes]]
         # Counts are variables, and their sums are said: without them each proof would count booleans.
         used = [model.new_int_var(0, int(self._free.free[node] // tp), "") for node in nodes]
         model.add(sum(used) == self._world // tp)
@@ -1017,7 +1096,15 @@ class KindsReach:
         return on
 
     def state_places(self, model: cp_model.CpModel, row: Row) -> None:
-        """Adds the same to a model that others read, with names; nothing where it cannot be asked."""
+        """Adds the same to a model that others read, with names; nothing where it cannot be asked.
+
+        Parameters
+        ----------
+        model
+            Where variables and constraints go.
+        row
+            Of `ASKED`.
+        """
         if not self.can_be_asked:
             return
         tp = self._degrees[0]
@@ -1167,7 +1254,13 @@ class Cover:
         self.rows: dict[Row, None] = dict.fromkeys(reach.joint_rows())
 
     def split(self, row: Row) -> None:
-        """Puts smaller rows in the place of one that is impossible, but for those within another."""
+        """Puts smaller rows in the place of one that is impossible, but for those within another.
+
+        Parameters
+        ----------
+        row
+            One of `rows` that is impossible.
+        """
         del self.rows[row]
         for child in self.reach.less(row):
             if not any(_is_within(child, wider) for wider in self.rows):
@@ -1187,7 +1280,15 @@ def _is_within(row: Row, wider: Row) -> bool:
 
 
 def cover_of(cluster: ClusterSpec, layout: Layout) -> Cover:
-    """What is known of the degrees of a layout on a cluster; kept for the cluster."""
+    """What is known of the degrees of a layout on a cluster; kept for the cluster.
+
+    Parameters
+    ----------
+    cluster
+        With its nodes listed.
+    layout
+        Its degrees count alone.
+    """
     return _cover(SameCluster(cluster), degrees_of(layout))
 
 

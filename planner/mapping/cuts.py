@@ -94,7 +94,13 @@ class LevelPositions:
         return np.repeat(self.sub_links_gb_per_s / self.rails, self.rails)
 
     def unit_name(self, unit: int) -> str:
-        """Whose up-link it is."""
+        """Whose up-link it is.
+
+        Parameters
+        ----------
+        unit
+            A number of `unit`.
+        """
         sub, rail = divmod(unit, self.rails)
         return self.name_of(sub) + (f" rail {rail}" if self.rails > 1 else "")
 
@@ -111,20 +117,6 @@ class RankPositions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outer:
-    """A level that joins nodes or what is larger, for every node in use."""
-
-    depth: int
-    joint: Joint
-    sub: IntArray
-    """The sub-block of every node in use."""
-    block: IntArray
-    links_gb_per_s: FloatArray
-    """Of every sub-block."""
-    name_of: Callable[[int], str]
-
-
-@dataclass(frozen=True, kw_only=True)
 class _NodesInUse:
     """The nodes in use, and which of them every rank is in."""
 
@@ -137,13 +129,21 @@ class _NodesInUse:
     """GPUs of a node."""
     nodes: int
     node_name: Callable[[int], str]
-    outer: tuple[_Outer, ...]
+    outer: tuple[LevelPositions, ...]
+    """Levels that join nodes or what is larger, with every node in use in place of the ranks."""
 
 
 def rank_positions(cluster: ClusterSpec, places: Sequence[Place]) -> RankPositions:
     """The levels that a mapping touches; `places[r]` is the GPU of rank r.
 
     Links are those of `listed_fabric` where nodes are listed with their leaves, of `outline_of` otherwise.
+
+    Parameters
+    ----------
+    cluster
+        The machine.
+    places
+        (node, local GPU) of every rank.
     """
     return _rank_positions(SameCluster(cluster), tuple(map(tuple, places)))
 
@@ -176,12 +176,13 @@ def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
         block = int(outline.levels.blocks[depth])
         sub = first // below
         outer.append(
-            _Outer(
+            LevelPositions(
+                level=outline.levels.names[depth],
                 depth=depth,
                 joint=outline.joints[step],
                 sub=sub,
                 block=first // block,
-                links_gb_per_s=np.full(int(sub[-1]) + 1, outline.up_gb_per_s[step]),
+                sub_links_gb_per_s=np.full(int(sub[-1]) + 1, outline.up_gb_per_s[step]),
                 name_of=_block_of(outline, below, step),
             )
         )
@@ -212,12 +213,13 @@ def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
         }
         number = {name: index for index, name in enumerate(subs)}
         outer.append(
-            _Outer(
+            LevelPositions(
+                level=levels.names[depth],
                 depth=depth,
                 joint=joints[step],
                 sub=np.array([number[path[step]] for path in paths], dtype=np.int64),
                 block=np.array([blocks[path[step + 1]] for path in paths], dtype=np.int64),
-                links_gb_per_s=np.array([fabric.up_gb_per_s[name] for name in subs]),
+                sub_links_gb_per_s=np.array([fabric.up_gb_per_s[name] for name in subs]),
                 name_of=_listed_name(subs),
             )
         )
@@ -279,22 +281,16 @@ def _outside(in_use: _NodesInUse) -> list[LevelPositions]:
     """Levels that join nodes and what lies around them."""
     levels = []
     for outer in in_use.outer:
-        sub, links, name_of = outer.sub[in_use.node], outer.links_gb_per_s, outer.name_of
+        level = replace(outer, sub=outer.sub[in_use.node], block=outer.block[in_use.node])
         if outer.depth == 0:  # NVLink reaches beyond the node: what it joins are GPUs, not nodes
-            sub = in_use.node * in_use.size + in_use.within
-            links = np.full(in_use.nodes * in_use.size, float(in_use.levels.gb_per_s[0]))
-            name_of = _part_of(in_use, "GPU", in_use.size)
-        levels.append(
-            LevelPositions(
-                level=in_use.levels.names[outer.depth],
-                depth=outer.depth,
-                joint=outer.joint,
-                sub=sub,
-                block=outer.block[in_use.node],
-                sub_links_gb_per_s=links,
-                name_of=name_of,
+            gpus, gb_per_s = in_use.nodes * in_use.size, float(in_use.levels.gb_per_s[0])
+            level = replace(
+                level,
+                sub=in_use.node * in_use.size + in_use.within,
+                sub_links_gb_per_s=np.full(gpus, gb_per_s),
+                name_of=_part_of(in_use, "GPU", in_use.size),
             )
-        )
+        levels.append(level)
     return levels
 
 
@@ -409,6 +405,15 @@ def axis_flows(c: Context, stages: Stages, own: slice | None = None) -> list[Axi
 
     With `own`, the pipeline ranks of one part of a mixed cluster, `c` being the whole layout there: their
     groups alone, ranks counted from the first of them, with what leaves the part.
+
+    Parameters
+    ----------
+    c
+        The layout under its mapping.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+    own
+        Pipeline ranks of one part; None for all of them.
     """
     moe = c.workload.model.moe is not None
     groups = process_groups(c.layout, experts=moe)
@@ -538,7 +543,24 @@ def _with_trees(flow: AxisFlow, on: RankPositions, links: Links) -> AxisFlow:
 def level_flow(
     c: Context, flow: AxisFlow, positions: RankPositions, level: LevelPositions
 ) -> LevelFlow:
-    """What each rank of an axis sends over a level."""
+    """What each rank of an axis sends over a level.
+
+    Parameters
+    ----------
+    c
+        Of the flow.
+    flow
+        What each member of a group sends.
+    positions
+        Of all ranks.
+    level
+        One of its levels.
+
+    Returns
+    -------
+    LevelFlow
+        Bytes of a step, shape [ranks] each.
+    """
     if flow.kind == "chain":
         return _chain(flow, level)
     members = flow.members
@@ -620,6 +642,19 @@ def between_halves(
     """Bytes from the first half of every block to its second, shape [blocks]; `side` is 0 or 1 by rank.
 
     A ring passes from one half to the other once, however often the halves alternate along it.
+
+    Parameters
+    ----------
+    c
+        Of the flow.
+    flow
+        What each member of a group sends.
+    side
+        Half of its block that each rank is in, 0 or 1; shape [ranks].
+    level
+        Whose blocks are halved.
+    blocks
+        How many blocks the level has.
     """
     block = level.block[flow.groups]
     second = side[flow.groups]
@@ -648,7 +683,13 @@ def between_halves(
 
 
 def by_axis(flows: Mapping[str, FloatArray]) -> dict[str, float]:
-    """Mean bytes of a rank, dense and expert gradients together as `dp`, all of context as `cp`."""
+    """Mean bytes of a rank, dense and expert gradients together as `dp`, all of context as `cp`.
+
+    Parameters
+    ----------
+    flows
+        Bytes of a step from each rank, by axis as `AxisFlow` names it; shape [ranks] each.
+    """
     mean_bytes: dict[str, float] = {}
     for axis, sent in flows.items():
         name = PARTS.get(axis, axis)
@@ -691,7 +732,23 @@ def mapping_use(
     priced: Estimate,
     places: Sequence[Place],
 ) -> MappingUse:
-    """Every group of a layout on the GPUs `places`, level by level, and every cut that something crosses."""
+    """Every group of a layout on the GPUs `places`, level by level, and every cut that something crosses.
+
+    Parameters
+    ----------
+    workload
+        Run as the layout is, on its GPUs.
+    layout
+        One layout.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+    placement
+        Of the mapping, arrays [levels].
+    priced
+        The step with its parts, whose phases the traffic has.
+    places
+        (node, local GPU) of every rank.
+    """
     context = make_context(workload, layout, placement)
     parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
     return use_of_flows(context, axis_flows(context, stages), parts, places)
@@ -939,12 +996,29 @@ def _halves(positions: LevelPositions) -> _Halves:
 
 
 def binding_cut(cuts: Sequence[CutUse]) -> CutUse | None:
-    """The cut with the highest utilisation."""
+    """The cut with the highest utilisation.
+
+    Parameters
+    ----------
+    cuts
+        Any number of them; None is returned for none.
+    """
     return max(cuts, key=lambda cut: cut.utilisation, default=None)
 
 
 def broken_cuts(cuts: Sequence[CutUse]) -> list[str]:
-    """Cuts that what must cross them in a phase keeps busy for longer than the phase."""
+    """Cuts that what must cross them in a phase keeps busy for longer than the phase.
+
+    Parameters
+    ----------
+    cuts
+        Of one mapping.
+
+    Returns
+    -------
+    list of str
+        A sentence for each; empty where all cuts keep to their phase.
+    """
     return [
         f"{cut.level}, {cut.cut} of {cut.block}: {cut.busy_s:.4g} s of traffic in the {cut.phase}, "
         f"which take {cut.phase_s:.4g} s"
@@ -960,6 +1034,13 @@ def level_table(use: MappingUse, step_time_s: float) -> list[LevelBytes]:
     """Every level under a mapping, inside out: bytes of the mean GPU and of the one that sends most.
 
     Links are busy as long as that GPU's are: a ring or an all-to-all is not done before it.
+
+    Parameters
+    ----------
+    use
+        What `mapping_use` counted.
+    step_time_s
+        Seconds of a step, above 0: utilisation is of this.
     """
     table = []
     for level in use.levels:

@@ -58,12 +58,30 @@ class Reach:
 
 
 def placement_of(workload: Workload, instance: Instance, assignment: IntArray) -> Placement:
-    """The members inside a block of every level, rounded down; arrays [levels]."""
+    """The members inside a block of every level, rounded down; arrays [levels].
+
+    Parameters
+    ----------
+    workload
+        On as many GPUs as the layout.
+    instance
+        Whose slots they are.
+    assignment
+        The leaf of every slot, shape [stages, slots].
+    """
     return placement_with(workload, instance, *reaches_of(instance, assignment))
 
 
 def reaches_of(instance: Instance, assignment: IntArray) -> tuple[Reach, Reach]:
-    """In leaves and in pods, with the GPUs that are in use there: idle ones lend their adapters to nobody."""
+    """In leaves and in pods, with the GPUs that are in use there: idle ones lend their adapters to nobody.
+
+    Parameters
+    ----------
+    instance
+        Whose slots they are.
+    assignment
+        The leaf of every slot, shape [stages, slots].
+    """
     problem = instance.problem
     leaf_slots = np.bincount(assignment.ravel(), minlength=len(problem.leaf_slots))
     leaf_gpus = leaf_slots.astype(np.int64) * instance.slots.gpus
@@ -76,7 +94,18 @@ def reaches_of(instance: Instance, assignment: IntArray) -> tuple[Reach, Reach]:
 
 
 def free_gpus(instance: Instance) -> tuple[IntArray, IntArray]:
-    """Free GPUs, in whole slots, of each leaf and of each pod."""
+    """Free GPUs, in whole slots, of each leaf and of each pod.
+
+    Parameters
+    ----------
+    instance
+        Its slots that are free, whether in use or not.
+
+    Returns
+    -------
+    tuple of array of int, shapes [leaves] and [pods]
+        GPUs.
+    """
     problem = instance.problem
     leaves = np.asarray(problem.leaf_slots, dtype=np.int64) * instance.slots.gpus
     pods = np.zeros(problem.pods, dtype=np.int64)
@@ -88,6 +117,15 @@ def placement_with(workload: Workload, instance: Instance, leaf: Reach, pod: Rea
     """The placement of any assignment that reaches so far in leaves and pods; arrays [..., levels].
 
     A `StagedPlacement` where some stage's expert groups reach further than another one's, and count.
+
+    Parameters
+    ----------
+    workload
+        On as many GPUs as the layout.
+    instance
+        Whose slots they are.
+    leaf, pod
+        How far groups reach in leaves and in pods; fields broadcast against each other.
     """
     levels = fabric_levels(workload.cluster, workload.gpus)
     sizes = _degrees(instance)
@@ -143,7 +181,18 @@ def _degrees(instance: Instance) -> dict[str, int]:
 
 
 def levels_seen(workload: Workload) -> tuple[bool, bool]:
-    """Whether the price of a layout on these GPUs sees in which leaf, and in which pod, a slot is."""
+    """Whether the price of a layout on these GPUs sees in which leaf, and in which pod, a slot is.
+
+    Parameters
+    ----------
+    workload
+        On as many GPUs as the layouts in question.
+
+    Returns
+    -------
+    tuple of (bool, bool)
+        Of leaves and of pods; the outermost level holds everything and tells nothing apart.
+    """
     levels = fabric_levels(workload.cluster, workload.gpus)
     leaf, pod = _depths(workload, levels)
     last = len(levels.blocks) - 1
@@ -186,7 +235,13 @@ def _within(instance: Instance, block: int) -> dict[str, int]:
 
 
 def rings_per_slot(instance: Instance) -> tuple[int, int, int]:
-    """Groups that one cut of slots cuts at once: dense rings of a stage, context groups, expert rings."""
+    """Groups that one cut of slots cuts at once: dense rings of a stage, context groups, expert rings.
+
+    Parameters
+    ----------
+    instance
+        Whose slots are cut.
+    """
     inside, layout = instance.inside, instance.layout
     rings = inside.tp * inside.pp
     experts = min(int(layout.expert_group), inside.tp * inside.cp * inside.dp)
@@ -262,7 +317,8 @@ class FreeGpus:
         """Of every node."""
         node = np.repeat(np.arange(len(self.free)), self.free)
         first = np.cumsum(self.free) - self.free
-        self._first = first
+        self.first: IntArray = first
+        """The number of each node's first free GPU, [nodes]; of no meaning where it has none."""
         self.places: IntArray = np.stack([node, np.arange(len(node)) - first[node]], axis=1)
         """(node, local GPU), both from 0, shape [free GPUs, 2]."""
 
@@ -272,7 +328,13 @@ class FreeGpus:
         return bool(np.any((self.free > 0) & (self.free < self._cluster.gpus_per_node)))
 
     def blocks(self, gpus: int) -> IntArray:
-        """The block of every free GPU at each level of an allocation of `gpus`; [levels, free GPUs]."""
+        """The block of every free GPU at each level of an allocation of `gpus`; [levels, free GPUs].
+
+        Parameters
+        ----------
+        gpus
+            Of the allocation, at least 1: it decides which levels there are.
+        """
         if gpus not in self._blocks:
             self._blocks[gpus] = blocks_of(self._cluster, gpus, self.places)
         return self._blocks[gpus]
@@ -327,8 +389,8 @@ class FreeGpus:
         if max(len(used), units) > MOST_ORDERED:
             return None
         blocks = self.blocks(gpus)
-        paths = blocks[:, self._first[used]].T
-        if np.any(blocks != blocks[:, self._first[self.places[:, 0]]]):
+        paths = blocks[:, self.first[used]].T
+        if np.any(blocks != blocks[:, self.first[self.places[:, 0]]]):
             return None
         room = (self.free // unit)[used]
         like = _likeness(paths, room)
@@ -362,14 +424,35 @@ class FreeGpus:
         return [self.in_order(used, order, unit) for order in orders]
 
     def in_tree(self, rooms: IntArray) -> IntArray:
-        """Nodes pod by pod, leaf by leaf, those with the most free GPUs and room first, [nodes]."""
+        """Nodes pod by pod, leaf by leaf, those with the most free GPUs and room first, [nodes].
+
+        Parameters
+        ----------
+        rooms
+            Of each node, shape [nodes]: what counts among nodes of one leaf.
+        """
         leaf, pod = self._labels
         return np.asarray(np.lexsort((np.arange(len(rooms)), -rooms, leaf, pod)), dtype=np.int64)
 
     def in_order(self, used: IntArray, order: tuple[int, ...], unit: int) -> IntArray:
-        """The GPUs of units on nodes in turn; a node gives its own from the first on."""
+        """The GPUs of units on nodes in turn; a node gives its own from the first on.
+
+        Parameters
+        ----------
+        used
+            Numbers of nodes, which `order` counts through.
+        order
+            The position in `used` of the node of each unit, in the order of the ranks.
+        unit
+            GPUs of one, at least 1.
+
+        Returns
+        -------
+        array of int, shape [units * unit]
+            Numbers of free GPUs, as `places` has them.
+        """
         begun = [order[:at].count(node) for at, node in enumerate(order)]
-        start = self._first[used[list(order)]] + np.array(begun) * unit
+        start = self.first[used[list(order)]] + np.array(begun) * unit
         return np.asarray((start[:, None] + np.arange(unit)).reshape(-1), dtype=np.int64)
 
     def _ways(self, unit: int, units: int, shares: Sequence[int]) -> Iterator[IntArray]:
@@ -418,7 +501,7 @@ class FreeGpus:
     def _run(self, used: IntArray, order: IntArray) -> RunOfGpus:
         """`used` is in GPUs."""
         count = used[order]
-        start = np.repeat(self._first[order], count)
+        start = np.repeat(self.first[order], count)
         gpus = start + np.arange(len(start)) - np.repeat(np.cumsum(count) - count, count)
         leaf, pod = self._labels
         pieces = [int(np.gcd.reduce(count))]
@@ -466,6 +549,20 @@ def _taken(room: IntArray, order: IntArray, wanted: int) -> IntArray:
 def levelled(room: IntArray, nodes: IntArray, wanted: int) -> IntArray:
     """What is taken of each node when all of some give the same, as far as they have it; the first of them
     give what is then missing.
+
+    Parameters
+    ----------
+    room
+        What each node has, shape [nodes].
+    nodes
+        Numbers of the nodes that give, in the order in which one more is asked of them.
+    wanted
+        Taken in all, at least 0, at most what these nodes have.
+
+    Returns
+    -------
+    array of int, shape [nodes]
+        What each gives; 0 of those that are not named.
     """
     held = room[nodes]
     # The level is the largest at which no more is taken than is wanted.
@@ -478,7 +575,13 @@ def levelled(room: IntArray, nodes: IntArray, wanted: int) -> IntArray:
 
 
 def free_gpus_of(cluster: ClusterSpec) -> FreeGpus:
-    """The free GPUs of a cluster that lists its nodes; kept for the cluster."""
+    """The free GPUs of a cluster that lists its nodes; kept for the cluster.
+
+    Parameters
+    ----------
+    cluster
+        With its nodes listed.
+    """
     return _free_gpus(SameCluster(cluster))
 
 

@@ -137,7 +137,13 @@ class Limits:
     """Every pipeline lies in one block."""
 
     def implies(self, weaker: Limits) -> bool:
-        """Whether whatever keeps these limits keeps the other ones."""
+        """Whether whatever keeps these limits keeps the other ones.
+
+        Parameters
+        ----------
+        weaker
+            Of the same level and the same grid.
+        """
         return (
             (self.together or not weaker.together)
             and _tighter(self.rings, weaker.rings)
@@ -172,7 +178,13 @@ class Need:
     pods: Limits
 
     def implies(self, weaker: Need) -> bool:
-        """Whether a mapping for this need is one for the other."""
+        """Whether a mapping for this need is one for the other.
+
+        Parameters
+        ----------
+        weaker
+            Of any grid; one of another grid is never implied.
+        """
         return (
             self.grid == weaker.grid
             and self.leaves.implies(weaker.leaves)
@@ -231,7 +243,15 @@ class Cells:
         return counts
 
     def post(self, need: Need, chosen: Any) -> None:
-        """The limits of a need hold where the literal is true."""
+        """The limits of a need hold where the literal is true.
+
+        Parameters
+        ----------
+        need
+            Of this grid.
+        chosen
+            A literal, or a constant 1.
+        """
         leaves: list[tuple[int, ...]] = [(leaf,) for leaf in range(len(self.grid.leaf_slots))]
         for limits, counts, blocks in (
             (need.leaves, self.leaves, leaves),
@@ -328,7 +348,15 @@ class Cells:
         return cut
 
     def uplink_seconds(self, problem: MappingProblem, unit_s: float) -> list[Any]:
-        """Terms of an objective: rings cut and neighbours apart, in `unit_s` of busy up-links."""
+        """Terms of an objective: rings cut and neighbours apart, in `unit_s` of busy up-links.
+
+        Parameters
+        ----------
+        problem
+            Of this grid; its bytes and its up-links' seconds a byte are priced.
+        unit_s
+            Seconds that an objective of 1 stands for, above 0; terms are rounded to whole units.
+        """
         terms: list[Any] = []
         traffic = problem.traffic
         levels = (
@@ -351,6 +379,11 @@ class Cells:
     def state_names(self, leaves: Sequence[str]) -> None:
         """Names counts of slots, or the slots themselves, by stage and name of the leaf, for whoever reads
         the model.
+
+        Parameters
+        ----------
+        leaves
+            Names of the leaves of the grid, in their order.
         """
         variables = self._model.proto.variables
         for leaf, stage in product(range(len(leaves)), range(self.grid.stages)):
@@ -362,7 +395,15 @@ class Cells:
                 variables[literal.index].name = f"slot_{slot}_of_stage_{stage}_on_{leaves[leaf]}"
 
     def assignment(self, problem: MappingProblem, value: Callable[[Any], int]) -> IntArray:
-        """The leaf of every slot, [stages, slots], in a solution that uses the grid."""
+        """The leaf of every slot, [stages, slots], in a solution that uses the grid.
+
+        Parameters
+        ----------
+        problem
+            Of this grid.
+        value
+            The value of an expression in the solution.
+        """
         if self._slots is None:
             counts = [[value(n) for n in row] for row in self.leaves]
             return assignment_of(problem, np.array(counts, dtype=np.int64))
@@ -378,6 +419,20 @@ def post_mappings(
     """Ties every mapping literal to counts of slots that are what its price assumes; returns the counts.
 
     Layouts with the same grid share the counts, and mappings with the same need its limits.
+
+    Parameters
+    ----------
+    model
+        Where variables and rows go.
+    mappings
+        Literals of each layout's mappings, [layouts][mappings]; at most one of all is true.
+    needs
+        What each of them asks of the slots; None where it asks nothing.
+
+    Returns
+    -------
+    dict of Grid to Cells
+        Of the grids that some need is of.
     """
     wanted: dict[Need, list[Any]] = {}
     for ways, needs_of in zip(mappings, needs, strict=True):
@@ -436,12 +491,31 @@ class Packing:
         """On the clock of `time.monotonic`; no question is asked behind it."""
 
     def add(self, instance: Instance, assignment: IntArray) -> None:
-        """Adds a mapping that is known from elsewhere."""
+        """Adds a mapping that is known from elsewhere.
+
+        Parameters
+        ----------
+        instance
+            Whose grid and leaves they are.
+        assignment
+            The leaf of every slot, shape [stages, slots].
+
+        Raises
+        ------
+        InfeasibleError
+            Where it is no assignment of this instance.
+        """
         check_assignment(instance.problem, assignment)
         self.mappings(instance).append(assignment)
 
     def mappings(self, instance: Instance) -> list[IntArray]:
-        """The mappings known for an instance's grid, hostname order and the regular orders among them."""
+        """The mappings known for an instance's grid, hostname order and the regular orders among them.
+
+        Parameters
+        ----------
+        instance
+            Others with the same grid share the list.
+        """
         problem = instance.problem
         answers = self._answers.setdefault(Grid.of(problem), _Answers())
         if not answers.mappings:
@@ -457,6 +531,18 @@ class Packing:
         """A mapping that keeps a need's limits; None where there is none, or none was found in time.
 
         `impossible` tells the two apart.
+
+        Parameters
+        ----------
+        instance
+            Of the need's grid.
+        need
+            What is asked.
+
+        Returns
+        -------
+        array of int, shape [stages, slots], or None
+            The leaf of every slot.
         """
         for assignment in self.mappings(instance):
             if keeps(instance, assignment, need):
@@ -503,7 +589,21 @@ class Packing:
 
 
 def least_traffic_within(instance: Instance, need: Need) -> list[IntArray]:
-    """The mapping with the least traffic among those that keep a need's limits, as far as it is found."""
+    """The mapping with the least traffic among those that keep a need's limits, as far as it is found.
+
+    Parameters
+    ----------
+    instance
+        Prices the traffic.
+    need
+        Of the instance's grid.
+
+    Returns
+    -------
+    list of array of int, shape [stages, slots]
+        One assignment; none where the grid has more than `LARGEST_CHOICE` variables, nothing is sent, or the
+        solver finds none within its work.
+    """
     from meshwright.planner.solvers.or_tools import cp_model
 
     problem = instance.problem
@@ -522,7 +622,17 @@ def least_traffic_within(instance: Instance, need: Need) -> list[IntArray]:
 
 
 def keeps(instance: Instance, assignment: IntArray, need: Need) -> bool:
-    """Whether a mapping keeps a need's limits, by counting."""
+    """Whether a mapping keeps a need's limits, by counting.
+
+    Parameters
+    ----------
+    instance
+        Whose grid and leaves they are.
+    assignment
+        The leaf of every slot, shape [stages, slots].
+    need
+        Of the instance's grid. Which stage is which does not count for its expert parts.
+    """
     problem = instance.problem
     sides = (
         (assignment, len(problem.leaf_slots), need.leaves),
@@ -555,6 +665,20 @@ def _are_dealt(parts: list[tuple[int, int]], wanted: list[tuple[int, int]]) -> b
 def smallest_parts(problem: MappingProblem, where: IntArray, blocks: int) -> IntArray:
     """Slots of the smallest part of an expert group that a block holds, by stage; `where` has the block of
     every slot, [stages, slots].
+
+    Parameters
+    ----------
+    problem
+        Says how many slots an expert group has.
+    where
+        Blocks from 0, shape [stages, slots].
+    blocks
+        How many blocks there are.
+
+    Returns
+    -------
+    array of int, shape [stages]
+        From 1 to the slots of a group.
     """
     members = held_by(where.reshape(-1, problem.traffic.expert_slots), blocks)
     parts = np.where(members > 0, members, problem.traffic.expert_slots).min(axis=1)
@@ -610,6 +734,17 @@ def with_whole_groups(
     """The same from the problem with any number of shard groups, which is returned where its slots do.
 
     Raises InfeasibleError as `choice_instance` does.
+
+    Parameters
+    ----------
+    workload
+        On as many GPUs as the layout.
+    layout
+        One layout.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+    plain
+        The problem of the same degrees, whatever its number of shard groups.
     """
     joined = slots_of_a_group(workload, layout, plain)
     if joined is None:
@@ -632,6 +767,15 @@ def slots_of_a_group(workload: Workload, layout: Layout, plain: Instance) -> int
     """Slots that are joined to one so that it holds whole shard groups, 1 where each does; None if none do.
 
     Those of several slots fill whole nodes with ranks that follow each other.
+
+    Parameters
+    ----------
+    workload
+        Its cluster says how many GPUs a node has.
+    layout
+        One layout with its number of shard groups.
+    plain
+        The problem of the same degrees with slots as small as they can be.
     """
     inside, number = plain.inside, int(layout.shard_groups)
     if whole_groups_in(layout, inside):

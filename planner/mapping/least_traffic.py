@@ -92,7 +92,13 @@ SLOT_MODEL_WORK = 2.0
 
 
 def is_small(problem: MappingProblem) -> bool:
-    """Whether one model holds the instance."""
+    """Whether one model holds the instance.
+
+    Parameters
+    ----------
+    problem
+        Counted by `LARGEST_CELLS`.
+    """
     return problem.needed * len(problem.leaf_slots) <= LARGEST_CELLS
 
 
@@ -139,7 +145,15 @@ class SlotModel:
             self.model.add(replica <= following)
 
     def search(self, objective: Any, start: IntArray) -> tuple[IntArray, float, float] | None:
-        """An assignment of least objective, its value and the bound; None where nothing was found."""
+        """An assignment of least objective, its value and the bound; None where nothing was found.
+
+        Parameters
+        ----------
+        objective
+            An expression of the model's variables, minimised.
+        start
+            The leaf of every slot to begin with, shape [stages, slots]: a hint.
+        """
         from meshwright.planner.solvers.or_tools import cp_model
 
         self.model.clear_hints()  # type: ignore[no-untyped-call]
@@ -163,6 +177,11 @@ class SlotModel:
         """What every group sends up the link of each block, in whole units of time.
 
         Each term is rounded, by half a unit at most.
+
+        Parameters
+        ----------
+        unit_s
+            Seconds that an objective of 1 stands for, above 0.
         """
         costs = (self.problem.pod_s_per_byte, self.problem.leaf_s_per_byte)
         for blocks, level_cost in zip(self.levels, costs, strict=True):
@@ -187,13 +206,15 @@ class SlotModel:
         return sent
 
 
-def least_sum(
-    problem: MappingProblem, start: IntArray, start_s: float
+def least_sum_in(
+    slots: SlotModel, start: IntArray, start_s: float
 ) -> tuple[IntArray, float] | None:
     """An assignment whose up-links are busy for the least time in all, and a bound on every other.
 
     Parameters
     ----------
+    slots
+        What it must keep to: the constraints that the model has already.
     start
         An assignment to begin with, shape [stages, slots].
     start_s
@@ -204,13 +225,6 @@ def least_sum(
     tuple[IntArray, float] or None
         The assignment and the bound in s; None where nothing was found in time.
     """
-    return least_sum_in(SlotModel(problem), start, start_s)
-
-
-def least_sum_in(
-    slots: SlotModel, start: IntArray, start_s: float
-) -> tuple[IntArray, float] | None:
-    """`least_sum` within the constraints that a model has already."""
     unit_s = start_s / UNITS
     terms = list(slots.sent_up(unit_s))
     solution = slots.search(sum(terms), start)
@@ -363,7 +377,7 @@ def _several_pods(
 
 def _exact(problem: MappingProblem, best: Incumbent) -> float:
     """A bound by one CP-SAT model of all slots, s; the incumbent takes its solution."""
-    exact = least_sum(problem, best.assignment, best.price_s)
+    exact = least_sum_in(SlotModel(problem), best.assignment, best.price_s)
     if exact is None:
         return 0.0
     assignment, bound_s = exact
@@ -392,6 +406,15 @@ def with_spares(cluster: ClusterSpec, spares: int, solve: Solver) -> Solved:
     Slots that are nodes leave nodes free by themselves, and which ones is part of the mapping. Where a node
     holds several slots, what is left over may be parts of nodes: then whole nodes are taken out, of every
     choice of leaves the best. Raises InfeasibleError where no choice leaves room.
+
+    Parameters
+    ----------
+    cluster
+        Listed, where whole nodes may have to be taken out.
+    spares
+        Nodes that stay without a rank, at least 0.
+    solve
+        Maps onto a cluster that leaves room for so many nodes; raises InfeasibleError where it does not.
     """
     solved = solve(cluster, spares)
     if spares == 0 or _whole_nodes_free(cluster, solved) >= spares:

@@ -18,14 +18,15 @@ size that make up a stage: sizes times counts are its slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem
-from meshwright.planner.solvers.linear_program import LinearProgram
+from meshwright.planner.solvers.linear_program import LinearProgram, Row
 
 # How large the tables of `PatternPricing` may grow.
 
@@ -46,7 +47,13 @@ class BlockKind:
 
 
 def leaf_kinds(problem: MappingProblem) -> list[BlockKind]:
-    """Leaves with free slots by their number and cost, in the order of their first leaves."""
+    """Leaves with free slots by their number and cost, in the order of their first leaves.
+
+    Parameters
+    ----------
+    problem
+        Leaves without a free slot are left out; room beyond all slots in use is not counted.
+    """
     members: dict[tuple[int, float], list[int]] = {}
     for leaf, room in enumerate(problem.leaf_slots):
         if room:
@@ -190,14 +197,31 @@ SizeCounts = tuple[tuple[int, int], ...]
 
 
 def class_of_stages(stages: int) -> IntArray:
-    """The class of each stage, shape [stages]."""
+    """The class of each stage, shape [stages].
+
+    Parameters
+    ----------
+    stages
+        Pipeline stages, at least 1; a single one counts among the ends.
+    """
     classes = np.full(stages, INNER, dtype=np.int64)
     classes[[0, -1]] = ENDS
     return classes
 
 
 def stages_of_classes(stages: int) -> tuple[int, int]:
-    """Stages of each class."""
+    """Stages of each class.
+
+    Parameters
+    ----------
+    stages
+        Pipeline stages, at least 1.
+
+    Returns
+    -------
+    tuple of (int, int)
+        Ends, at most 2, and inner stages.
+    """
     ends = min(stages, 2)
     return ends, stages - ends
 
@@ -208,7 +232,13 @@ def largest_part(problem: MappingProblem) -> int:
 
 
 def most_parts(problem: MappingProblem) -> int:
-    """Parts that a stage can be cut into: every leaf hosts one at most."""
+    """Parts that a stage can be cut into: every leaf hosts one at most.
+
+    Parameters
+    ----------
+    problem
+        Leaves without a free slot host no part.
+    """
     leaves = sum(1 for slots in problem.leaf_slots if slots)
     return min(leaves, problem.slots)
 
@@ -257,6 +287,19 @@ def partitions_within(
 
     Depth first from the largest part; what the smaller parts add at the least is known but for their
     number.
+
+    Parameters
+    ----------
+    values
+        Of a part of each size from 0, shape [sizes]; may be below 0.
+    slots
+        Of a stage, which the parts add up to.
+    most_parts
+        Parts of one partition at most.
+    ceiling
+        In the unit of `values`.
+    limit
+        Partitions listed at most.
     """
     sizes = list(range(min(len(values) - 1, slots), 0, -1))
     least_rest = _least_rest(values, sizes, slots)
@@ -343,17 +386,63 @@ class Relaxation:
         return max(self.lagrangian_s, 0.0)
 
 
-class _RestrictedMaster:
-    """The linear programme over the columns so far; CLP is the simplex that failed on none of these."""
+class PatternMaster(ABC):
+    """A linear programme over patterns of blocks so far; CLP is the simplex that failed on none of these.
+
+    Costs are in units of the dearest slot, so that they are of about the size of the counts.
+    """
 
     def __init__(self, problem: MappingProblem) -> None:
-        self._problem = problem
-        self._program = LinearProgram("CLP")
+        self._problem, self._program = problem, LinearProgram()
         self.kinds = leaf_kinds(problem)
         self._known: set[tuple[str, int, bytes]] = set()
-        self._class_of = class_of_stages(problem.stages)
         self._scale = 1.0 / dearest_slot_s(problem)
-        self._leaf_rows = [self._program.add_row(0, len(kind.members)) for kind in self.kinds]
+        self._block_rows = [self._program.add_row(0, len(kind.members)) for kind in self.kinds]
+
+    @abstractmethod
+    def _entries(self, pattern: IntArray) -> list[tuple[Row, float]]:
+        """What a block with a pattern, [stages], is in the rows of stages."""
+
+    def add_pattern(self, kind: int, pattern: IntArray) -> bool:
+        """Adds what a block of a kind may host of each stage; whether it is new.
+
+        Parameters
+        ----------
+        kind
+            Position in `kinds`.
+        pattern
+            Slots of each stage, shape [stages].
+        """
+        is_new = self._is_new("pattern", kind, pattern)
+        if is_new:
+            sent = float(pattern_bytes(self._problem, pattern[None])[0])
+            entries = [(self._block_rows[kind], 1.0), *self._entries(pattern)]
+            self._program.add_column(sent * self.kinds[kind].s_per_byte * self._scale, entries)
+        return is_new
+
+    def _is_new(self, what: str, kind: int, column: IntArray) -> bool:
+        """Whether a column comes for the first time."""
+        key = (what, kind, column.tobytes())
+        is_new = key not in self._known
+        self._known.add(key)
+        return is_new
+
+    def solve(self) -> float | None:
+        """The value, s; None where the simplex gives up."""
+        value = self._program.solve()
+        return None if value is None else value / self._scale
+
+    def _duals(self, rows: Sequence[Row]) -> FloatArray:
+        """What one unit more of each row earns, s; shape [rows]."""
+        return np.asarray(self._program.duals(rows) / self._scale, dtype=np.float64)
+
+
+class _PartitionMaster(PatternMaster):
+    """Over patterns of leaves and partitions of stages."""
+
+    def __init__(self, problem: MappingProblem) -> None:
+        super().__init__(problem)
+        self._class_of = class_of_stages(problem.stages)
         self._stage_rows = [
             self._program.add_row(count, count) for count in stages_of_classes(problem.stages)
         ]
@@ -363,33 +452,38 @@ class _RestrictedMaster:
             for size, row in enumerate(rows):
                 self._program.add_slack(row, SLACK_COST * size)
 
-    def add_pattern(self, kind: int, pattern: IntArray) -> bool:
-        """Adds what a leaf of a kind may host of each stage; whether it is new."""
-        key = ("pattern", kind, pattern.tobytes())
-        if key in self._known:
-            return False
-        self._known.add(key)
-        entries = [(self._leaf_rows[kind], 1.0)]
+    def _entries(self, pattern: IntArray) -> list[tuple[Row, float]]:
+        entries: list[tuple[Row, float]] = []
         for stage_class, rows in enumerate(self._part_rows):
             counts = np.bincount(pattern[self._class_of == stage_class])
             entries += [(rows[size], counts[size]) for size in np.flatnonzero(counts) if size]
-        sent = float(pattern_bytes(self._problem, pattern[None])[0])
-        self._program.add_column(sent * self.kinds[kind].s_per_byte * self._scale, entries)
-        return True
+        return entries
 
     def add_partition(self, stage_class: int, partition: IntArray) -> bool:
-        """Adds a partition of the stages of a class; whether it is new."""
-        key = ("partition", stage_class, partition.tobytes())
-        if key in self._known:
-            return False
-        self._known.add(key)
-        rows = self._part_rows[stage_class]
-        entries = [(rows[size], -partition[size]) for size in np.flatnonzero(partition)]
-        self._program.add_column(0.0, [(self._stage_rows[stage_class], 1.0), *entries])
-        return True
+        """Adds a partition of the stages of a class; whether it is new.
+
+        Parameters
+        ----------
+        stage_class
+            `ENDS` or `INNER`.
+        partition
+            Parts of each size from 0, shape [sizes].
+        """
+        is_new = self._is_new("partition", stage_class, partition)
+        if is_new:
+            rows = self._part_rows[stage_class]
+            entries = [(rows[size], -partition[size]) for size in np.flatnonzero(partition)]
+            self._program.add_column(0.0, [(self._stage_rows[stage_class], 1.0), *entries])
+        return is_new
 
     def add_mapping(self, counts: IntArray) -> None:
-        """Adds the patterns and partitions of a mapping, counts [leaves, stages]."""
+        """Adds the patterns and partitions of a mapping, counts [leaves, stages].
+
+        Parameters
+        ----------
+        counts
+            Slots of each stage in each leaf, shape [leaves, stages].
+        """
         for kind, block in enumerate(self.kinds):
             for leaf in block.members:
                 self.add_pattern(kind, counts[leaf].astype(np.int64))
@@ -399,14 +493,9 @@ class _RestrictedMaster:
             partition[0] = 0
             self.add_partition(stage_class, partition)
 
-    def solve(self) -> float | None:
-        """The value, s; None where the simplex gives up."""
-        value = self._program.solve()
-        return None if value is None else value / self._scale
-
     def part_duals(self) -> FloatArray:
         """What a part earns, s; shape [classes, sizes]."""
-        duals = np.array([self._program.duals(rows) for rows in self._part_rows]) / self._scale
+        duals = np.array([self._duals(rows) for rows in self._part_rows])
         duals[:, 0] = 0.0
         return duals
 
@@ -425,7 +514,7 @@ def relax(
     stop
         Asked after each round whether to end early; the bound holds all the same.
     """
-    master = _RestrictedMaster(problem)
+    master = _PartitionMaster(problem)
     for counts in starts:
         master.add_mapping(counts)
     pricing = PatternPricing(problem, master.kinds)
@@ -448,7 +537,7 @@ def relax(
 
 
 def _price(
-    master: _RestrictedMaster, problem: MappingProblem, pricing: PatternPricing, best: Relaxation
+    master: _PartitionMaster, problem: MappingProblem, pricing: PatternPricing, best: Relaxation
 ) -> int:
     """Adds the best columns at the duals of this round, keeps its bound if it is higher; columns added."""
     duals = master.part_duals()
@@ -475,7 +564,18 @@ def _price(
 
 
 def dearest_slot_s(problem: MappingProblem) -> float:
-    """More than a slot can cost, s."""
+    """More than a slot can cost, s.
+
+    Parameters
+    ----------
+    problem
+        Whatever leaf and pod the slot is in: the dearest up-links of both count.
+
+    Returns
+    -------
+    float
+        Seconds, above 0 also where nothing is sent, so that it can be divided by.
+    """
     t = problem.traffic
     sent = t.ring_bytes + t.context_bytes + 2 * t.hop_bytes + 2 * t.wrap_bytes
     sent += (t.expert_bytes + t.expert_ring_bytes) * t.expert_slots

@@ -25,15 +25,15 @@ from meshwright.planner.mapping.patterns import (
     ENDS,
     INNER,
     MOST_ROUNDS,
+    PATTERNS_A_ROUND,
     SLACK_COST,
     STAGE_CLASSES,
     BlockKind,
+    PatternMaster,
     PatternPricing,
     Relaxation,
     cheapest_partition,
     class_of_stages,
-    dearest_slot_s,
-    leaf_kinds,
     most_parts,
     partitions_within,
     pattern_bytes,
@@ -42,7 +42,7 @@ from meshwright.planner.mapping.patterns import (
 from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem
 from meshwright.planner.mapping.slots import PROVEN, Incumbent, MappingRound, WorkLimits
 from meshwright.planner.solvers.cp_sat import repeatable_solver
-from meshwright.planner.solvers.linear_program import LinearProgram, TreeLimits, solved_by_highs
+from meshwright.planner.solvers.linear_program import Row, TreeLimits, solved_by_highs
 
 if TYPE_CHECKING:
     from ortools.math_opt.python import mathopt
@@ -77,7 +77,13 @@ class Bundle:
     cost_s: float
 
     def parts(self, stage_class: int) -> tuple[int, ...]:
-        """Sizes of the parts of stages of a class."""
+        """Sizes of the parts of stages of a class.
+
+        Parameters
+        ----------
+        stage_class
+            `ENDS` or `INNER`.
+        """
         if stage_class == INNER:
             return self.inner
         return tuple(size for size in self.ends if size)
@@ -89,7 +95,22 @@ class Bundle:
 
 
 def least_hops(ends: tuple[int, int], inner: tuple[int, ...], stages: int) -> int:
-    """Least sum of |n_s - n_{s+1}| over the orders of the parts."""
+    """Least sum of |n_s - n_{s+1}| over the orders of the parts.
+
+    Parameters
+    ----------
+    ends
+        Parts of the first and of the last stage, 0 for none; the same in either order.
+    inner
+        Parts of inner stages, largest first; those that are not named have none here.
+    stages
+        Pipeline stages, at least 1.
+
+    Returns
+    -------
+    int
+        Slots of neighbouring stages that are not both here, over all pairs of stages.
+    """
     first, last = ends
     if stages == 1:
         return 0
@@ -215,7 +236,15 @@ class _Enumeration:
 
 
 def patterns_of(problem: MappingProblem, bundle: Bundle) -> IntArray:
-    """The patterns of a bundle that cost no more than it, shape [patterns, stages], without repeats."""
+    """The patterns of a bundle that cost no more than it, shape [patterns, stages], without repeats.
+
+    Parameters
+    ----------
+    problem
+        Prices the patterns.
+    bundle
+        With up to `MOST_PERMUTED` inner parts all their orders are tried, else falling and rising ones.
+    """
     stages, inner = problem.stages, bundle.inner
     if stages == 1:
         return np.array([bundle.ends[:1]], dtype=np.int64)
@@ -293,6 +322,17 @@ def candidates_within(
     """Bundles and partitions of reduced cost at most `delta_s`; None where bundles are too many.
 
     Partitions that were too many for a smaller delta, `before`, are not listed again.
+
+    Parameters
+    ----------
+    problem
+        With one pod.
+    relaxation
+        Its duals and reduced costs are what costs count from.
+    delta_s
+        Seconds above the bound of the relaxation, above 0.
+    before
+        What a smaller delta gave; None for the first one.
     """
     duals = relaxation.part_duals
     ceiling_s = relaxation.leaf_reduced_s + delta_s
@@ -325,6 +365,17 @@ def cheapest_selection(
     """Bundles for the leaves whose parts can be put together to stages.
 
     A class of stages whose partitions are not listed only gets as many slots as it has.
+
+    Parameters
+    ----------
+    problem
+        With one pod.
+    relaxation
+        Says how many leaves of each kind there are.
+    candidates
+        Bundles and partitions to choose from.
+    limits
+        Where the integer programme ends.
     """
     from ortools.math_opt.python import mathopt
 
@@ -447,6 +498,15 @@ def ordered_counts(
     """Counts [leaves, stages] of a mapping with the selected bundles.
 
     None where their parts do not add up to stages, or no order is found.
+
+    Parameters
+    ----------
+    problem
+        Prices the patterns that leaves may follow.
+    kinds
+        Of leaves, as bundles number them.
+    selected
+        How many leaves host each bundle; no more of a kind than it has.
     """
     from meshwright.planner.solvers.or_tools import cp_model
 
@@ -530,7 +590,15 @@ class _Counts:
         self._wanted = wanted
 
     def follow(self, bundle: Bundle, pattern: IntArray) -> None:
-        """Gives a leaf the parts of a bundle in the stages of a pattern."""
+        """Gives a leaf the parts of a bundle in the stages of a pattern.
+
+        Parameters
+        ----------
+        bundle
+            Its kind says which leaf is next.
+        pattern
+            Slots of each stage, shape [stages]: one of `patterns_of` the bundle.
+        """
         leaf = self._free[bundle.kind].pop(0)
         self.counts[leaf] = pattern
         for stage in np.flatnonzero(pattern):
@@ -548,45 +616,22 @@ class _Counts:
                 self._wanted[stage][size] -= 1
 
 
-PATTERNS_A_ROUND = 3
-
-
-class _PatternMaster:
-    """The linear programme over the patterns so far."""
+class _SlotMaster(PatternMaster):
+    """Over patterns alone."""
 
     def __init__(self, problem: MappingProblem) -> None:
-        self._problem = problem
-        self._program = LinearProgram("CLP")
-        self.kinds = leaf_kinds(problem)
-        self._known: set[tuple[int, bytes]] = set()
-        self._scale = 1.0 / dearest_slot_s(problem)
-        self._block_rows = [self._program.add_row(0, len(kind.members)) for kind in self.kinds]
+        super().__init__(problem)
         slots = problem.slots
         self._stage_rows = [self._program.add_row(slots, slots) for _ in range(problem.stages)]
         for row in self._stage_rows:
             self._program.add_slack(row, SLACK_COST)
 
-    def add_pattern(self, kind: int, pattern: IntArray) -> bool:
-        """Adds a pattern of a kind of block; whether it is new."""
-        key = (kind, pattern.tobytes())
-        if key in self._known:
-            return False
-        self._known.add(key)
-        sent = float(pattern_bytes(self._problem, pattern[None])[0])
-        cost_s = sent * self.kinds[kind].s_per_byte
-        entries = [(self._block_rows[kind], 1.0)]
-        entries += [(self._stage_rows[stage], pattern[stage]) for stage in np.flatnonzero(pattern)]
-        self._program.add_column(cost_s * self._scale, entries)
-        return True
-
-    def solve(self) -> float | None:
-        """The value, s; None where the simplex gives up."""
-        value = self._program.solve()
-        return None if value is None else value / self._scale
+    def _entries(self, pattern: IntArray) -> list[tuple[Row, float]]:
+        return [(self._stage_rows[stage], pattern[stage]) for stage in np.flatnonzero(pattern)]
 
     def slot_duals(self) -> FloatArray:
         """What a slot of each stage earns, s; shape [stages]."""
-        return np.asarray(self._program.duals(self._stage_rows) / self._scale, dtype=np.float64)
+        return self._duals(self._stage_rows)
 
 
 def slot_bound_s(
@@ -603,7 +648,7 @@ def slot_bound_s(
     stop
         Asked after each round whether to end early.
     """
-    master = _PatternMaster(problem)
+    master = _SlotMaster(problem)
     for counts in starts:
         for kind, block in enumerate(master.kinds):
             for leaf in block.members:
@@ -719,7 +764,13 @@ class _State:
         return np.asarray(s_per_byte * pattern_bytes(self._problem, counts, self._group_bytes))
 
     def try_exchange(self, temperature_s: float) -> bool:
-        """Draws an exchange and makes it if it pays, or by chance; whether it was made."""
+        """Draws an exchange and makes it if it pays, or by chance; whether it was made.
+
+        Parameters
+        ----------
+        temperature_s
+            Seconds, above 0: what costs as much more is made by a chance of 1 / e.
+        """
         if self._rng.random() < STAGE_SHARE:
             return self._try_stages(temperature_s)
         drawn = self._draw()
@@ -832,6 +883,19 @@ def deepened(
 
     The incumbent takes every mapping on the way. Ends where price and bound meet, where the cheapest
     selection is known but no order of the stages for it, or where there is too much to list.
+
+    Parameters
+    ----------
+    problem
+        With one pod.
+    relaxation
+        Where the bound begins.
+    best
+        Is offered every mapping; its price is where the bound ends.
+    rounds
+        Each integer programme is added to it.
+    limits
+        Processor seconds; looked at before each step.
     """
     base_s = relaxation.lagrangian_s
     bound_s = relaxation.bound_s

@@ -66,8 +66,8 @@ from meshwright.planner.mapping.joint import (
     with_whole_groups,
 )
 from meshwright.planner.mapping.least_traffic import least_traffic
-from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
-from meshwright.planner.mapping.profiles import Profiles, profile_bounds, profiles_of
+from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem, loads_of
+from meshwright.planner.mapping.profiles import Placements, Profiles, profile_bounds, profiles_of
 from meshwright.planner.mapping.slots import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.solvers.clock import current_end_s
 
@@ -75,17 +75,6 @@ if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model
 
 # Prices of layouts whose mappings onto parts of nodes are listed and counted; bounds of all others.
-
-
-FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """Placements of one layout, each of which stands for itself."""
-
-    placement: Placement
-    apart: bool = True
 
 
 @dataclass(kw_only=True)
@@ -126,11 +115,25 @@ class PartsOfNodes:
         return min((one.bound_s for one in self._unlisted.values()), default=inf)
 
     def has(self, layout: Layout, slots_of: Callable[[Layout], Instance | None]) -> bool:
-        """Whether a layout's mappings are counted; `slots_of` has its slots, asked where they matter."""
+        """Whether a layout's mappings are counted; `slots_of` has its slots, asked where they matter.
+
+        Parameters
+        ----------
+        layout
+            One layout.
+        slots_of
+            Slots of a layout; None where none hold it.
+        """
         return takes_parts_of_nodes(self._workload.cluster, layout, slots_of)
 
     def counted(self, layout: Layout) -> CountedMappings | None:
-        """None where no mapping keeps tensor groups inside nodes."""
+        """None where no mapping keeps tensor groups inside nodes.
+
+        Parameters
+        ----------
+        layout
+            One layout.
+        """
         experts = self._workload.model.moe is not None
         return counted_mappings(self._workload.cluster, layout, experts=experts)
 
@@ -145,6 +148,17 @@ class PartsOfNodes:
 
         `each` has the layouts one by one, `packed_s` are bounds of them whatever their mapping. Raises
         OutOfTimeError behind the deadline.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        each
+            The same one by one.
+        packed_s
+            Seconds that each takes at the least, however its groups lie; shape [n].
+        numbers_of_groups
+            Of shard groups that the layouts could have instead.
         """
         found = {}
         for row, layout in enumerate(each):
@@ -153,7 +167,7 @@ class PartsOfNodes:
             found[row] = self.counted(layout)
         counted = {row: one for row, one in found.items() if one is not None}
         own = layouts.take(np.array(list(counted), dtype=np.int64))
-        listed = [_Rows(placement=one.placement) for one in counted.values()]
+        listed = [Placements(placement=one.placement) for one in counted.values()]
         seconds = profile_bounds(self._workload, own, listed, self._limit_gib, numbers_of_groups)
         every = [np.zeros(0)] * len(each)
         for (row, one), bound_s in zip(counted.items(), seconds, strict=True):
@@ -181,7 +195,7 @@ class PartsOfNodes:
     ) -> list[float]:
         """Never above the price of any mapping at all, of some of the layouts."""
         own = layouts.take(np.array(list(counted), dtype=np.int64))
-        most = [_Rows(placement=one.most) for one in counted.values()]
+        most = [Placements(placement=one.most) for one in counted.values()]
         bounds = profile_bounds(
             self._workload, own, most, self._limit_gib, numbers_of_groups, or_less=True
         )
@@ -219,6 +233,15 @@ class PartsOfNodes:
     ) -> tuple[Priced | None, float]:
         """The fastest listed mapping, None where it does not beat the cutoff; and a bound of all others where
         `unlisted_s` has none.
+
+        Parameters
+        ----------
+        layout
+            One layout.
+        mappings
+            What `bounds` gave for it.
+        cutoff_s
+            Seconds that a mapping must beat.
         """
         counted = self.counted(layout)
         if counted is None:
@@ -242,6 +265,11 @@ class PartsOfNodes:
         Layouts are taken by degrees, the least bounds first. A row that no mapping is known to reach is asked
         about (`reach`). One that is impossible falls into smaller ones; one that is reached stands for all
         that reach less far, which are no faster where links do not get faster outwards.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that a mapping must beat; infinite where there is no price.
         """
         groups: dict[Degrees, list[Layout]] = {}
         for layout, one in sorted(self._unlisted.items(), key=lambda item: item[1].bound_s):
@@ -352,7 +380,7 @@ class PartsOfNodes:
             for name in vars(layouts[0])
         }
         groups = self._unlisted[layouts[0]].groups
-        each = [_Rows(placement=placement)] * len(layouts)
+        each = [Placements(placement=placement)] * len(layouts)
         seconds = np.stack(
             profile_bounds(
                 self._workload, Layout(**columns), each, self._limit_gib, groups, or_less=True
@@ -448,7 +476,13 @@ class MappedPricing(CostModelPricing):
         """Of layouts looked at: whether stages are priced by where their own expert groups lie."""
 
     def stop_at(self, deadline: float) -> None:
-        """Whether a mapping exists is not asked behind this time, and bounds stay where they are."""
+        """Whether a mapping exists is not asked behind this time, and bounds stay where they are.
+
+        Parameters
+        ----------
+        deadline
+            On the clock of `time.monotonic`.
+        """
         super().stop_at(deadline)
         self._packing.deadline = self._parts.deadline = deadline
 
@@ -463,7 +497,13 @@ class MappedPricing(CostModelPricing):
         return self._parts.unlisted_s
 
     def beyond_the_list(self, cutoff_s: float) -> Iterator[Priced]:
-        """Mappings onto parts of nodes that are not listed, each faster than the cutoff and those before."""
+        """Mappings onto parts of nodes that are not listed, each faster than the cutoff and those before.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that a mapping must beat; infinite where there is no price.
+        """
         return self._parts.beyond_the_list(cutoff_s)
 
     @property
@@ -472,7 +512,13 @@ class MappedPricing(CostModelPricing):
         return False
 
     def instance(self, layout: Layout) -> Instance | None:
-        """The mapping problem of a layout; None where its groups do not fit the free slots."""
+        """The mapping problem of a layout; None where its groups do not fit the free slots.
+
+        Parameters
+        ----------
+        layout
+            One layout.
+        """
         return self._on_slots(layout, None)
 
     def _on_slots(self, layout: Layout, plain: Instance | None) -> Instance | None:
@@ -537,8 +583,11 @@ class MappedPricing(CostModelPricing):
             self._plain[degrees] = self.instance(replace(layout, shard_groups=1))
         return self._plain[degrees]
 
-    def _new_space(self, layout: Layout, instance: Instance) -> _MappingSpace:
-        profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
+    def _new_space(
+        self, layout: Layout, instance: Instance, *, by_stage: bool = False
+    ) -> _MappingSpace:
+        workload = self._workload.on(int(layout.gpus))
+        profiles = profiles_of(workload, instance, by_stage=by_stage)
         impossible = ~keeps_inside(self._workload, layout, profiles.placement)
         return _MappingSpace(instance=instance, profiles=profiles, excluded=impossible)
 
@@ -548,11 +597,7 @@ class MappedPricing(CostModelPricing):
         if space is None or not self._stages_apart[layout]:
             return None
         if space.apart is None and _may_be_apart(space.instance):
-            workload = self._workload.on(int(layout.gpus))
-            instance = replace(space.instance, stages_apart=True)
-            nearest = profiles_of(workload, instance)
-            impossible = ~keeps_inside(self._workload, layout, nearest.placement)
-            space.apart = _MappingSpace(instance=instance, profiles=nearest, excluded=impossible)
+            space.apart = self._new_space(layout, replace(space.instance, stages_apart=True))
         apart = space.apart
         is_staged = apart is not None and isinstance(apart.profiles.placement, StagedPlacement)
         return apart if is_staged else None
@@ -560,14 +605,22 @@ class MappedPricing(CostModelPricing):
     def _by_stage(self, space: _MappingSpace, layout: Layout) -> _MappingSpace:
         """With the profiles of all ways in which stages can lie."""
         if space.by_stage is None:
-            workload = self._workload.on(int(layout.gpus))
-            profiles = profiles_of(workload, space.instance, by_stage=True)
-            impossible = ~keeps_inside(self._workload, layout, profiles.placement)
-            space.by_stage = replace(space, profiles=profiles, excluded=impossible)
+            space.by_stage = self._new_space(layout, space.instance, by_stage=True)
         return space.by_stage
 
     def apart_bounds_s(self, layouts: Layout) -> FloatArray:
-        """Never above `exact_apart` of layouts [n]; infinite where that is no less than `exact`."""
+        """Never above `exact_apart` of layouts [n]; infinite where that is no less than `exact`.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+
+        Returns
+        -------
+        array of float, shape [n]
+            Seconds.
+        """
         self._tell_stages_apart(layouts)
         spaces = {}
         for row in range(layouts.broadcast_shape()[0]):
@@ -584,7 +637,17 @@ class MappedPricing(CostModelPricing):
         return bound_s
 
     def exact_apart(self, layout: Layout, least_s: float, cutoff_s: float) -> Priced | None:
-        """The fastest mapping with stages priced by their own places; None where none beats the cutoff."""
+        """The fastest mapping with stages priced by their own places; None where none beats the cutoff.
+
+        Parameters
+        ----------
+        layout
+            One layout, its number of recomputed layers open.
+        least_s
+            Seconds that no mapping of it is faster than.
+        cutoff_s
+            Seconds that a mapping must beat.
+        """
         self._undecided_s = inf
         self._tell_stages_apart(layout.flat())
         space = self._space_apart(layout)
@@ -597,7 +660,7 @@ class MappedPricing(CostModelPricing):
         profiles, bound_s = space.profiles, np.full(len(space.excluded), inf)
         if int(layout.vpp) == 1:
             possible = np.flatnonzero(~space.excluded)
-            own = [_Rows(placement=profiles.rows(possible), apart=profiles.apart)]
+            own = [Placements(placement=profiles.rows(possible), apart=profiles.apart)]
             (bound_s[possible],) = profile_bounds(
                 self._workload, layout.flat(), own, self._limit_gib, in_order=True
             )
@@ -609,7 +672,7 @@ class MappedPricing(CostModelPricing):
             bound_s[~space.excluded] = 0.0
         else:
             first = np.array([rows[0] for rows in of_need.values()])
-            few = [_Rows(placement=profiles.rows(first), apart=profiles.apart)]
+            few = [Placements(placement=profiles.rows(first), apart=profiles.apart)]
             (each_s,) = profile_bounds(self._workload, layout.flat(), few, self._limit_gib)
             for rows, least_s in zip(of_need.values(), each_s.tolist(), strict=True):
                 bound_s[rows] = least_s
@@ -630,7 +693,15 @@ class MappedPricing(CostModelPricing):
         return None if space is None else space.profiles
 
     def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:
-        """Without the profiles that no mapping is known to keep by now."""
+        """Without the profiles that no mapping is known to keep by now.
+
+        Parameters
+        ----------
+        layout
+            One layout.
+        mappings
+            Its bounds, as `mapping_bounds` gave them before.
+        """
         space = self._space(layout)
         if space is None or not np.any(np.isfinite(mappings.bound_s) & space.excluded):
             return mappings
@@ -642,7 +713,17 @@ class MappedPricing(CostModelPricing):
         return () if space is None else space.profiles.needs
 
     def use_assignment(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
-        """Takes the mapping that a model of layouts and mappings together has found."""
+        """Takes the mapping that a model of layouts and mappings together has found.
+
+        Parameters
+        ----------
+        layout
+            The layout that was chosen.
+        cells
+            The counts of its grid in that model.
+        value
+            The value of an expression in the solution.
+        """
         space = self._space(layout)
         if space is not None:
             self._packing.add(space.instance, cells.assignment(space.instance.problem, value))
@@ -662,6 +743,20 @@ class MappedPricing(CostModelPricing):
     ) -> list[MappingBounds]:
         """The bound under each profile; infinite where no mapping is known to keep it, or one shard group is
         no slower.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        numbers_of_groups
+            Of shard groups that the layouts could have instead.
+        below_s
+            Not used here: all profiles are bounded alike.
+
+        Returns
+        -------
+        list of MappingBounds
+            One for each layout, [profiles] or [listed mappings] each.
         """
         del below_s
         rows = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
@@ -685,7 +780,22 @@ class MappedPricing(CostModelPricing):
         ]
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""
+        """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for.
+
+        Parameters
+        ----------
+        layout
+            One layout, its number of recomputed layers open.
+        mappings
+            Its bounds, as `mapping_bounds` or `tightened` gave them.
+        cutoff_s
+            Seconds that a mapping must beat.
+
+        Returns
+        -------
+        Priced or None
+            None where nothing that was found beats the cutoff; `undecided_s` says what stays open.
+        """
         self._undecided_s = inf
         space = self._space(layout)
         if self._is_counted(layout):
@@ -755,7 +865,13 @@ class MappedPricing(CostModelPricing):
             bound_s[row] = inf
 
     def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
-        """One by one: what is known of slots grows with every price."""
+        """One by one: what is known of slots grows with every price.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        """
         return self._each_alone(layouts)
 
     def _limit(self, best: Priced | None, cutoff_s: float) -> float:
@@ -867,7 +983,13 @@ class MappedPricing(CostModelPricing):
         return ways
 
     def leaf_names(self, layout: Layout) -> tuple[str, ...]:
-        """Names of the leaves on which slots of a layout can be, with their pods where there are several."""
+        """Names of the leaves on which slots of a layout can be, with their pods where there are several.
+
+        Parameters
+        ----------
+        layout
+            One layout.
+        """
         space = self._space(layout)
         if space is None:
             return ()
@@ -894,7 +1016,13 @@ class MappedPricing(CostModelPricing):
             reach.state_places(model, reach.row(placement))
 
     def with_least_traffic(self, priced: Priced) -> Priced:
-        """Under the mapping with the least traffic, of those with the lowest price that are known."""
+        """Under the mapping with the least traffic, of those with the lowest price that are known.
+
+        Parameters
+        ----------
+        priced
+            A layout under a mapping; returned as it is where slots do not say where that lies.
+        """
         workload = self._workload.on(int(priced.layout.gpus))
         space = self._space(priced.layout)
         if space is None or priced.ranks is None:
@@ -976,7 +1104,7 @@ class MappedPricing(CostModelPricing):
         bound_s = np.full(len(placed), -inf)
         if isinstance(every, StagedPlacement):
             (bound_s,) = profile_bounds(
-                self._workload, layout.flat(), [_Rows(placement=every)], self._limit_gib
+                self._workload, layout.flat(), [Placements(placement=every)], self._limit_gib
             )
         pricing = PlacedAs(self._workload, every)
         priced, _ = _fastest(pricing, layout, bound_s, cutoff_s)
@@ -1102,7 +1230,13 @@ def _solved(problem: MappingProblem, end_s: float) -> IntArray:
 
 
 def pricing_of(workload: Workload) -> CostModelPricing:
-    """Prices by every mapping of a regular fabric, or by a mapping of each layout on an irregular one."""
+    """Prices by every mapping of a regular fabric, or by a mapping of each layout on an irregular one.
+
+    Parameters
+    ----------
+    workload
+        On any number of GPUs.
+    """
     if is_irregular(workload.cluster):
         return MappedPricing(workload)
     return CutLimitedPricing(workload) if workload.max_cut_use < 1 else CostModelPricing(workload)
@@ -1121,7 +1255,17 @@ class CutLimitedPricing(CostModelPricing):
         return self._overfull
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """As without the limit, but of the mappings that keep to it; bounds stay bounds of what is left."""
+        """As without the limit, but of the mappings that keep to it; bounds stay bounds of what is left.
+
+        Parameters
+        ----------
+        layout
+            One layout, its number of recomputed layers open.
+        mappings
+            Its mappings with their bounds.
+        cutoff_s
+            Seconds that a mapping must beat.
+        """
         limit, bound_s = self._workload.max_cut_use * (1 + ROUNDING), np.array(mappings.bound_s)
         self._overfull = []
         while True:
@@ -1136,12 +1280,26 @@ class CutLimitedPricing(CostModelPricing):
             bound_s[rows_under(mappings.matrices, priced.matrix)] = inf
 
     def exact_each(self, layouts: Layout) -> Iterator[tuple[int, Priced | None]]:
-        """One by one: cuts are looked at mapping by mapping."""
+        """One by one: cuts are looked at mapping by mapping.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        """
         return self._each_alone(layouts)
 
 
 def largest_cut_use(workload: Workload, priced: Priced) -> float:
-    """The largest of `cut_uses`; 0 where nothing crosses a cut."""
+    """The largest of `cut_uses`; 0 where nothing crosses a cut.
+
+    Parameters
+    ----------
+    workload
+        Run as the price assumes, on any number of GPUs.
+    priced
+        A layout under a mapping.
+    """
     return max(cut_uses(workload, priced).values(), default=0.0)
 
 

@@ -219,7 +219,20 @@ def loads_of(problem: MappingProblem, assignment: IntArray) -> Loads:
 
 
 def check_assignment(problem: MappingProblem, assignment: IntArray) -> None:
-    """Raises InfeasibleError where an assignment is not one of this problem."""
+    """Raises InfeasibleError where an assignment is not one of this problem.
+
+    Parameters
+    ----------
+    problem
+        Whose grid and leaves the assignment must fit.
+    assignment
+        The leaf of every slot; any shape is looked at, [stages, slots] accepted.
+
+    Raises
+    ------
+    InfeasibleError
+        For another shape, or where a leaf gives more slots than it has free.
+    """
     if assignment.shape != (problem.stages, problem.slots):
         raise InfeasibleError(f"an assignment of shape {assignment.shape}")
     used = np.bincount(assignment.ravel(), minlength=len(problem.leaf_slots))
@@ -248,7 +261,15 @@ def _sent_up(problem: MappingProblem, where: IntArray, blocks: int) -> FloatArra
 
 
 def counts_of(problem: MappingProblem, assignment: IntArray) -> IntArray:
-    """Slots of each stage in each leaf, shape [leaves, stages]."""
+    """Slots of each stage in each leaf, shape [leaves, stages].
+
+    Parameters
+    ----------
+    problem
+        Of the assignment.
+    assignment
+        The leaf of every slot, shape [stages, slots].
+    """
     counts = np.zeros((len(problem.leaf_slots), problem.stages), dtype=np.int64)
     stages = np.repeat(np.arange(problem.stages), problem.slots)
     np.add.at(counts, (assignment.ravel(), stages), 1)
@@ -256,21 +277,45 @@ def counts_of(problem: MappingProblem, assignment: IntArray) -> IntArray:
 
 
 def pod_counts_of(problem: MappingProblem, assignment: IntArray) -> IntArray:
-    """Slots of each stage in each pod, shape [pods, stages]."""
+    """Slots of each stage in each pod, shape [pods, stages].
+
+    Parameters
+    ----------
+    problem
+        Of the assignment.
+    assignment
+        The leaf of every slot, shape [stages, slots].
+    """
     counts = np.zeros((problem.pods, problem.stages), dtype=np.int64)
     np.add.at(counts, problem.pod_of, counts_of(problem, assignment))
     return counts
 
 
 def held_by(groups: IntArray, blocks: int) -> IntArray:
-    """Members of each group [groups, members] in each block, shape [groups, blocks]."""
+    """Members of each group [groups, members] in each block, shape [groups, blocks].
+
+    Parameters
+    ----------
+    groups
+        The block, from 0, of every member of every group; shape [groups, members].
+    blocks
+        How many blocks there are, above every number in `groups`.
+    """
     rows = np.arange(len(groups))[:, None] * blocks
     counts = np.bincount((rows + groups).ravel(), minlength=len(groups) * blocks)
     return counts.reshape(len(groups), blocks)
 
 
 def cut_groups(groups: IntArray, blocks: int) -> IntArray:
-    """Groups of which a block holds some but not all members, shape [blocks]."""
+    """Groups of which a block holds some but not all members, shape [blocks].
+
+    Parameters
+    ----------
+    groups
+        The block of every member of every group, shape [groups, members].
+    blocks
+        How many blocks there are.
+    """
     members = held_by(groups, blocks)
     return np.asarray(np.sum((members > 0) & (members < groups.shape[1]), axis=0), dtype=np.int64)
 
@@ -298,7 +343,13 @@ class Spread:
 
 
 def spread_of(where: IntArray) -> Spread:
-    """How far groups reach, for the block `where[s, j]` of slot j of stage s."""
+    """How far groups reach, for the block `where[s, j]` of slot j of stage s.
+
+    Parameters
+    ----------
+    where
+        Blocks from 0, shape [stages, slots]: leaves, or the pods of leaves.
+    """
     by_stage = [len(np.unique(row)) for row in where]
     by_replica = [len(np.unique(column)) for column in where.T]
     return Spread(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, groupby, product
 from math import comb, gcd
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ from meshwright.planner.mapping.effective import (
     rings_per_slot,
 )
 from meshwright.planner.mapping.joint import NO_CUT, Grid, Limits, Need, Ratio
-from meshwright.planner.mapping.problem import IntArray
+from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.mapping.slots import Instance
 
 PRICED_AXES = ("cp", "pp", "dp_cp")
@@ -57,26 +57,51 @@ FINENESS: tuple[int, ...] = (1_000, 8, 5, 4, 3, 2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Profiles:
-    """Profiles of one layout: the placements that price them, arrays [k, levels], and their needs, [k]."""
+class Placements:
+    """Placements of one layout."""
 
     placement: Placement
+    """Arrays [k, levels]."""
+    apart: bool = True
+    """Whether each stands for mappings that lie alike; else neighbouring values may be joined."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Profiles(Placements):
+    """Profiles of one layout: the placements that price them, and their needs, [k]."""
+
     needs: tuple[Need, ...]
     strength: IntArray
     """How much each need asks for, [k, what]: a row nowhere below another one implies it."""
-    apart: bool
-    """Whether each stands for mappings that lie alike; else neighbouring values may be joined."""
 
     def implying(self, row: int) -> NDArray[np.bool_]:
-        """The needs that ask for all that one of them does, itself among them; [k]."""
+        """The needs that ask for all that one of them does, itself among them; [k].
+
+        Parameters
+        ----------
+        row
+            Which need.
+        """
         return np.asarray(np.all(self.strength >= self.strength[row], axis=1))
 
     def rows(self, rows: IntArray) -> Placement:
-        """Some of the placements."""
+        """Some of the placements.
+
+        Parameters
+        ----------
+        rows
+            Numbers of profiles, of any shape.
+        """
         return self.placement.rows(rows)
 
     def need_of(self, placement: Placement) -> Need | None:
-        """What the profile with the price of a placement, arrays [levels], asks for."""
+        """What the profile with the price of a placement, arrays [levels], asks for.
+
+        Parameters
+        ----------
+        placement
+            Of one mapping; None is returned where no profile has its price.
+        """
         axes = [*PRICED_AXES, *PRICED_EXPERT_AXES]
         columns = [
             np.all(getattr(self.placement, axis) == getattr(placement, axis), axis=1)
@@ -100,6 +125,15 @@ def profiles_of(workload: Workload, instance: Instance, *, by_stage: bool = Fals
 
     Where stages are priced apart, the expert groups of all of them are as near as counting slots allows: a
     bound for every way in which they can lie, of which there are many. `by_stage` lists those.
+
+    Parameters
+    ----------
+    workload
+        On as many GPUs as the layout.
+    instance
+        Whose slots they are; it says whether stages are priced apart.
+    by_stage
+        Whether every way in which stages can lie is a profile of its own, where they are priced apart.
     """
     leaf_gpus, pod_gpus = free_gpus(instance)
     leaf_seen, pod_seen = levels_seen(workload)
@@ -260,7 +294,15 @@ def _nearest(
 
 
 def number_of_orders(instance: Instance, classes: int) -> int:
-    """Of so many classes for the first and for the last stage, and for those between them in order."""
+    """Of so many classes for the first and for the last stage, and for those between them in order.
+
+    Parameters
+    ----------
+    instance
+        Of at least two stages.
+    classes
+        Ways in which one stage can lie, at least 1.
+    """
     stages = instance.problem.stages
     return classes**2 * comb(classes + stages - 3, stages - 2)
 
@@ -486,25 +528,10 @@ def _per_cut(instance: Instance, gpus: int) -> Ratio:
 # Bounds of many layouts on an irregular allocation under each profile of their mappings, in one go.
 
 
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 TOGETHER = 8192
 """Profiles that are bounded in one array operation."""
-
-
-class Placements(Protocol):
-    """Placements of one layout."""
-
-    @property
-    def placement(self) -> Placement:
-        """Arrays [k, levels]."""
-        ...
-
-    @property
-    def apart(self) -> bool:
-        """Whether each stands for mappings that lie alike."""
-        ...
 
 
 def _count(placements: Placements) -> int:
@@ -618,6 +645,17 @@ class _Stages(NamedTuple):
         """None where all stages lie alike under all profiles of some layouts.
 
         The stages of one that is `ordered` stand as they are.
+
+        Parameters
+        ----------
+        context
+            Of all profiles, with the stage that reaches least far.
+        placed
+            Placements of the layouts, one after the other.
+        ordered
+            The layouts, [n], where stages stand as they are; None where any may be first or last.
+        limit_gib
+            What the peak on one GPU may reach.
         """
         if not any(isinstance(placement, StagedPlacement) for placement in placed):
             return None
@@ -680,7 +718,17 @@ class _WholeLayers(NamedTuple):
 
     @classmethod
     def of(cls, times: KindTimes, model: ModelSpec, starts: IntArray) -> _WholeLayers:
-        """Of a model's layers with experts, with times on each stage."""
+        """Of a model's layers with experts, with times on each stage.
+
+        Parameters
+        ----------
+        times
+            Of a layer on every stage of every profile.
+        model
+            All its layers have experts alike.
+        starts
+            Where each profile's stages begin.
+        """
         assert times.moe is not None
         layer_s = np.asarray(times.moe.seconds)
         ends = (times.embedding.seconds, last_rank_s(times, model.mtp_layers))
@@ -691,6 +739,11 @@ class _WholeLayers(NamedTuple):
         """What the busiest stage takes at the least, [profiles], no less than `least_s`.
 
         Any stage may be the first or the last: these lie where that takes the fewest layers' room.
+
+        Parameters
+        ----------
+        least_s
+            Seconds that are proven already, shape [profiles].
         """
         low = least_s
         high = low + 2 * np.maximum.reduceat(self.layer_s, self.starts)

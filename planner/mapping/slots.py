@@ -81,6 +81,15 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
 
     Nodes of a list without leaves stand under the levels of the cluster, in turn. Raises InfeasibleError
     where fewer than `wanted` slots are free.
+
+    Parameters
+    ----------
+    cluster
+        Listed or not; free GPUs of its nodes, or all of them.
+    slot_gpus
+        GPUs of a slot, at least 1: a node's at most, or a number of whole nodes.
+    wanted
+        Slots that must be free at least.
     """
     if (
         slot_gpus > cluster.gpus_per_node
@@ -125,7 +134,15 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
 
 
 def joined_slots(slots: Slots, count: int) -> Slots:
-    """So many slots of a leaf as one, in turn; leaves with fewer of them drop out."""
+    """So many slots of a leaf as one, in turn; leaves with fewer of them drop out.
+
+    Parameters
+    ----------
+    slots
+        As they lie one by one.
+    count
+        Slots that become one, at least 1; what is left over of a leaf is not used.
+    """
     kept = [leaf for leaf, places in enumerate(slots.places) if len(places) >= count]
     pods = list(dict.fromkeys(slots.leaf_pod[leaf] for leaf in kept))
     passed: Counter[int] = Counter()
@@ -279,13 +296,38 @@ class Degrees(Protocol):
 
 
 def megatron_order(pipeline_before_data: bool) -> tuple[str, ...]:
-    """Megatron's default order, or that of `--use-tp-pp-dp-mapping`."""
+    """Megatron's default order, or that of `--use-tp-pp-dp-mapping`.
+
+    Parameters
+    ----------
+    pipeline_before_data
+        Whether the framework is run with `--use-tp-pp-dp-mapping`.
+
+    Returns
+    -------
+    tuple of str
+        Axes, the fastest first.
+    """
     return MEGATRON_TP_PP_DP if pipeline_before_data else MEGATRON_DEFAULT
 
 
 def grid_groups(sizes: Mapping[str, int], order: Sequence[str], axes: Sequence[str]) -> Groups:
     """The groups that run along `axes` of a grid, as Megatron's generate_masked_orthogonal_rank_groups lists
     them: ranks count in `order`, its first axis fastest, both among the groups and inside of one.
+
+    Parameters
+    ----------
+    sizes
+        Degree of each axis; the grid has as many ranks as their product.
+    order
+        All axes of the grid, the fastest first.
+    axes
+        Along which groups run; one that the order lacks is an error.
+
+    Returns
+    -------
+    array of int, shape [groups, members]
+        Ranks, rising inside of each group.
     """
     shape = [sizes[axis] for axis in order]
     ranks = np.arange(prod(shape), dtype=np.int64).reshape(shape[::-1])
@@ -304,6 +346,20 @@ def process_groups(
 
     `order` names tp, cp, ep, dp and pp. Raises InfeasibleError where Megatron could not make the expert
     grid: it wants as many expert as dense replicas if pp is not outermost.
+
+    Parameters
+    ----------
+    layout
+        Degrees of one layout.
+    order
+        tp, cp, ep, dp and pp, the fastest first.
+    experts
+        Whether the model has experts, whose groups come with the dense ones then.
+
+    Returns
+    -------
+    dict of str to array of int
+        By axes, joined by dashes ('dp-cp'): ranks, shape [groups, members].
     """
     tp, cp, dp, pp = int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp)
     etp, ep = int(layout.etp), int(layout.ep)
@@ -327,7 +383,15 @@ def process_groups(
 
 
 def coordinates(groups: Mapping[str, Groups], axis: str) -> NDArray[np.int64]:
-    """The place of every rank inside its group of one axis, shape [ranks]."""
+    """The place of every rank inside its group of one axis, shape [ranks].
+
+    Parameters
+    ----------
+    groups
+        As `process_groups` gives them.
+    axis
+        A key of these groups; every rank is in exactly one group of it.
+    """
     table = groups[axis]
     places = np.empty(table.size, dtype=np.int64)
     places[table.ravel()] = np.tile(np.arange(table.shape[1]), table.shape[0])
@@ -342,6 +406,16 @@ def regular_orders(problem: MappingProblem) -> Iterator[IntArray]:
 
     g = 1 is Megatron's default order, g = stages its `tp-cp-ep-pp-dp`. Replicas go in whole groups of expert
     and context slots.
+
+    Parameters
+    ----------
+    problem
+        With as many free slots as are needed, or more.
+
+    Yields
+    ------
+    array of int, shape [stages, slots]
+        The leaf of every slot, for each g that divides the stages.
     """
     size = max(problem.traffic.expert_slots, problem.traffic.context_slots)
     by_pod = np.argsort(problem.pod_of, kind="stable")
@@ -390,6 +464,13 @@ def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
 
     Raises InfeasibleError where it does not hold tensor groups whole, of experts too: what reaches how far is
     asked of the other axes alone.
+
+    Parameters
+    ----------
+    layout
+        Degrees of one layout.
+    slot_gpus
+        GPUs of a slot, at least 1.
     """
     rest = slot_gpus
     degrees: dict[str, int] = {}
@@ -410,6 +491,13 @@ def whole_groups_in(layout: Layout, inside: Inside) -> int:
     """Shard groups of replicas that lie in each slot, experts' among them; 0 where slots cut some.
 
     One group counts as whole: it is what slots spread.
+
+    Parameters
+    ----------
+    layout
+        Degrees and number of shard groups of one layout.
+    inside
+        How its axes are spread inside a slot.
     """
     number = int(layout.shard_groups)
     tp, cp, dp = (int(getattr(layout, axis)) for axis in STAGE_AXES)
@@ -422,7 +510,15 @@ def whole_groups_in(layout: Layout, inside: Inside) -> int:
 
 
 def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
-    """GPUs that a slot may have, largest first: a node, a part of one, or the nodes of a tensor group."""
+    """GPUs that a slot may have, largest first: a node, a part of one, or the nodes of a tensor group.
+
+    Parameters
+    ----------
+    cluster
+        Its nodes' GPUs count alone.
+    layout
+        One layout; sizes divide its GPUs and hold whole tensor groups.
+    """
     per_node, world = cluster.gpus_per_node, int(layout.gpus)
     group = lcm(int(layout.tp), int(layout.etp))
     if group > per_node:
@@ -443,6 +539,17 @@ def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int 
 
     `spares` nodes at least stay free beside it. Slots are as large as leaves enough of them. Raises
     InfeasibleError where no size does.
+
+    Parameters
+    ----------
+    workload
+        Run on the layout's GPUs.
+    layout
+        One layout.
+    stages
+        Layers of each [pipeline rank][virtual stage], by which boundaries are sent.
+    spares
+        Nodes that stay free, at least 0.
     """
     cluster, world = workload.cluster, int(layout.gpus)
     per_node = cluster.gpus_per_node
@@ -463,6 +570,22 @@ def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots
 
     Where several shard groups do not lie in slots each, rings count as if all replicas sharded together.
     All-reduces of two slots go by tree; those of more count as rings, also where these lie on two nodes.
+
+    Parameters
+    ----------
+    workload
+        Run on any number of GPUs; the layout's count.
+    layout
+        One layout, whose tensor groups slots hold whole.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+    slots
+        As many as the layout needs, or more.
+
+    Raises
+    ------
+    InfeasibleError
+        Where a slot cuts tensor groups.
     """
     inside = inside_slot(layout, slots.gpus)
     whole = whole_groups_in(layout, inside)
@@ -515,7 +638,15 @@ def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots
 
 
 def slot_choice(instance: Instance, assignment: IntArray) -> IntArray:
-    """Which slot of its leaf each cell of the grid takes, in turn; shape [stages, slots]."""
+    """Which slot of its leaf each cell of the grid takes, in turn; shape [stages, slots].
+
+    Parameters
+    ----------
+    instance
+        Whose slots they are.
+    assignment
+        The leaf of every slot, shape [stages, slots].
+    """
     choice = np.zeros_like(assignment)
     taken = [0] * len(instance.slots.places)
     for stage, row in enumerate(assignment.tolist()):
@@ -526,7 +657,15 @@ def slot_choice(instance: Instance, assignment: IntArray) -> IntArray:
 
 
 def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
-    """(node, local GPU) of every rank, ranks in Megatron's default order (tp, cp, dp, pp from the inside)."""
+    """(node, local GPU) of every rank, ranks in Megatron's default order (tp, cp, dp, pp from the inside).
+
+    Parameters
+    ----------
+    instance
+        Whose slots they are.
+    assignment
+        The leaf of every slot, shape [stages, slots].
+    """
     layout, inside = instance.layout, instance.inside
     tp, cp, dp, pp = (int(getattr(layout, axis)) for axis in AXES)
     choice = slot_choice(instance, assignment)
@@ -541,7 +680,20 @@ def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
 
 
 def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
-    """The leaf of every slot under a mapping. Raises InfeasibleError where a slot's ranks are on several."""
+    """The leaf of every slot under a mapping. Raises InfeasibleError where a slot's ranks are on several.
+
+    Parameters
+    ----------
+    instance
+        Whose slots they are.
+    ranks
+        (node, local GPU) of every rank, in Megatron's default order.
+
+    Returns
+    -------
+    array of int, shape [stages, slots]
+        As `ranks_of` takes it.
+    """
     leaf_of: dict[Place, int] = {}
     for leaf, slots in enumerate(instance.slots.places):
         for slot in slots:
@@ -563,7 +715,20 @@ def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
 
 
 def idle_nodes(cluster: ClusterSpec, ranks: list[Place]) -> list[int]:
-    """Nodes with free GPUs of which none is used."""
+    """Nodes with free GPUs of which none is used.
+
+    Parameters
+    ----------
+    cluster
+        Listed or not.
+    ranks
+        (node, local GPU) of every rank.
+
+    Returns
+    -------
+    list of int
+        Numbers of nodes from 0, rising.
+    """
     used = {node for node, _ in ranks}
     if cluster.nodes:
         free = [number for number, node in enumerate(cluster.nodes) if node.free_gpus != 0]
@@ -585,6 +750,13 @@ def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
     The slots of a stage are cut into groups of expert or context slots, each as far as possible in one
     leaf, else one pod. Stage by stage, groups are then matched with those of the stage before, leaf by
     leaf first, pod by pod next, so that as few neighbours as the counts allow lie apart.
+
+    Parameters
+    ----------
+    problem
+        Says which slots follow each other in a group.
+    counts
+        Slots of each stage in each leaf, shape [leaves, stages]; each stage's add up to its slots.
     """
     size = max(problem.traffic.expert_slots, problem.traffic.context_slots)
     if size == 1:
@@ -816,12 +988,24 @@ class Incumbent:
         self.price_s = loads_of(problem, self.assignment).total_s
 
     def offer(self, counts: IntArray | None) -> None:
-        """Takes an assignment with these counts if it is better."""
+        """Takes an assignment with these counts if it is better.
+
+        Parameters
+        ----------
+        counts
+            Slots of each stage in each leaf, shape [leaves, stages]; None is passed over.
+        """
         if counts is not None:
             self.consider(assignment_of(self._problem, counts))
 
     def consider(self, assignment: IntArray) -> None:
-        """Takes an assignment if it is better."""
+        """Takes an assignment if it is better.
+
+        Parameters
+        ----------
+        assignment
+            The leaf of every slot, shape [stages, slots].
+        """
         price = loads_of(self._problem, assignment).total_s
         if price < self.price_s * (1 - 1e-12):
             self.assignment, self.price_s = assignment, price

@@ -112,7 +112,13 @@ class _LevelKey:
         """The most that a group counts, and then both kinds' most together."""
 
     def code(self, reach: Reach) -> int:
-        """The expression's value for a reach."""
+        """The expression's value for a reach.
+
+        Parameters
+        ----------
+        reach
+            Blocks of this level.
+        """
         worst, together = self._weights.key(reach)
         return worst * self._span + together
 
@@ -199,7 +205,15 @@ class SpreadSolution(MappingSolution):
 
 
 def reach_of(problem: MappingProblem, assignment: IntArray) -> tuple[Reach, Reach]:
-    """The most pods, and the most leaves, that a data-parallel group and a pipeline touch."""
+    """The most pods, and the most leaves, that a data-parallel group and a pipeline touch.
+
+    Parameters
+    ----------
+    problem
+        Says in which pod a leaf is.
+    assignment
+        The leaf of every slot, shape [stages, slots].
+    """
     pods, leaves = spread_of(problem.pod_of[assignment]), spread_of(assignment)
     return (
         (pods.data_parallel_max, pods.pipeline_max),
@@ -297,7 +311,13 @@ class _Best:
         return _key(self._weights, reach_of(self._problem, assignment))
 
     def consider(self, assignment: IntArray) -> None:
-        """Takes an assignment if it is better."""
+        """Takes an assignment if it is better.
+
+        Parameters
+        ----------
+        assignment
+            The leaf of every slot, shape [stages, slots].
+        """
         key = self._key_of(assignment)
         if key <= self._key:
             total_s = loads_of(self._problem, assignment).total_s
@@ -305,7 +325,13 @@ class _Best:
                 self.assignment, self._key, self._total_s = assignment, key, total_s
 
     def bands(self, deadline: float) -> None:
-        """Bands of stages, those first that may reach least far; ends early at the bounds."""
+        """Bands of stages, those first that may reach least far; ends early at the bounds.
+
+        Parameters
+        ----------
+        deadline
+            On the clock of `time.process_time`, looked at before each shape.
+        """
         if self._key == self._bound:
             return
         candidates = [(self._optimistic_key(shape), shape) for shape in shapes(self._problem)]

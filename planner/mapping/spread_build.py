@@ -61,7 +61,13 @@ class ReachWeights:
         return 1000 - self.data_parallel
 
     def key(self, reach: Reach) -> tuple[int, int]:
-        """What is minimised: the most that any group counts, then both kinds' most together."""
+        """What is minimised: the most that any group counts, then both kinds' most together.
+
+        Parameters
+        ----------
+        reach
+            Of one level.
+        """
         rows, columns = self.data_parallel * reach[0], self.pipeline * reach[1]
         return max(rows, columns), rows + columns
 
@@ -87,7 +93,13 @@ class ReachBound:
         self._refuted: list[Reach] = []
 
     def least(self, weights: ReachWeights) -> Reach:
-        """The first reach, in the order of the weights, that is not refuted."""
+        """The first reach, in the order of the weights, that is not refuted.
+
+        Parameters
+        ----------
+        weights
+            In which order reaches come.
+        """
         # Every reach that single groups allow: a stage and a replica need so many of the largest blocks.
         rows = range(self._fewest(self.slots), self._most[0] + 1)
         columns = range(self._fewest(self.stages), self._most[1] + 1)
@@ -115,7 +127,13 @@ class ReachBound:
         return len(self._free)
 
     def possible(self, reach: Reach) -> bool:
-        """False where counting refutes it."""
+        """False where counting refutes it.
+
+        Parameters
+        ----------
+        reach
+            Blocks that stages, and replicas, touch at most; at least 1 each.
+        """
         if reach[0] >= self._most[0] and reach[1] >= self._most[1]:
             return True
         if any(reach[0] <= row and reach[1] <= column for row, column in self._refuted):
@@ -195,6 +213,13 @@ def trimmed(problem: MappingProblem, multiple: int) -> IntArray | None:
     """Slots of each leaf that are used, as many as needed in all: small pods and leaves are left first.
 
     Leaves give multiples of `multiple` where that leaves enough; None where it does not.
+
+    Parameters
+    ----------
+    problem
+        Its free slots are what is trimmed.
+    multiple
+        At least 1.
     """
     caps = np.minimum(np.asarray(problem.leaf_slots, dtype=np.int64), problem.needed)
     caps = caps // multiple * multiple
@@ -299,7 +324,13 @@ class Shape:
 
 
 def shapes(problem: MappingProblem) -> Iterator[Shape]:
-    """Every number of bands and size of strips, each with the best orders of the pods."""
+    """Every number of bands and size of strips, each with the best orders of the pods.
+
+    Parameters
+    ----------
+    problem
+        With one pod all stages are one band.
+    """
     stages = np.arange(problem.stages)
     most_bands = problem.stages if problem.pods > 1 else 1
     for bands in range(1, most_bands + 1):
@@ -315,7 +346,15 @@ def shapes(problem: MappingProblem) -> Iterator[Shape]:
 
 
 def banded(problem: MappingProblem, shape: Shape) -> IntArray:
-    """The assignment of a shape, [stages, slots]."""
+    """The assignment of a shape, [stages, slots].
+
+    Parameters
+    ----------
+    problem
+        Of the shape.
+    shape
+        One of `shapes`.
+    """
     caps = trimmed(problem, shape.multiple)
     assert caps is not None
     assignment = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
@@ -537,7 +576,20 @@ class Swaps:
         return np.flatnonzero((pods.touched > pods.most) | (leaves.touched > leaves.most))
 
     def best(self, run: Run, replica: int) -> tuple[float, int]:
-        """What the best swap of a replica's run changes (negative is better), and with whose."""
+        """What the best swap of a replica's run changes (negative is better), and with whose.
+
+        Parameters
+        ----------
+        run
+            Stages whose slots change hands.
+        replica
+            Number of the slot in its stage, from 0.
+
+        Returns
+        -------
+        tuple of (float, int)
+            The change, below 0 where that helps, and the other replica.
+        """
         change = np.zeros(self._problem.slots)
         for level in self._levels:
             if level.most < self._problem.stages:
@@ -549,7 +601,15 @@ class Swaps:
         return float(change[partner]), partner
 
     def swap(self, run: Run, replica: int, partner: int) -> None:
-        """Swaps two replicas' slots in a run of stages."""
+        """Swaps two replicas' slots in a run of stages.
+
+        Parameters
+        ----------
+        run
+            Stages whose slots change hands.
+        replica, partner
+            Numbers of slots in their stage, from 0.
+        """
         for level in self._levels:
             level.swap(run, replica, partner)
 
@@ -590,7 +650,20 @@ class _Level:
         self.touched = np.asarray((self._slots > 0).sum(axis=1), dtype=np.int64)
 
     def change(self, run: Run, replica: int) -> FloatArray:
-        """Blocks beyond the limit, both replicas', by whom the run is swapped with."""
+        """Blocks beyond the limit, both replicas', by whom the run is swapped with.
+
+        Parameters
+        ----------
+        run
+            Stages whose slots change hands.
+        replica
+            Number of the slot in its stage.
+
+        Returns
+        -------
+        array of float, shape [replicas]
+            Below 0 where fewer blocks are touched beyond the limit.
+        """
         part = held_by(self.where[slice(*run)].T, self._blocks)
         rest = self._slots - part
         touched = (rest[replica] + part > 0).sum(axis=1)
@@ -603,7 +676,15 @@ class _Level:
         return np.maximum(touched - self.most, 0)
 
     def swap(self, run: Run, replica: int, partner: int) -> None:
-        """Exchanges the blocks of two replicas in a run of stages."""
+        """Exchanges the blocks of two replicas in a run of stages.
+
+        Parameters
+        ----------
+        run
+            Stages whose slots change hands.
+        replica, partner
+            Numbers of slots in their stage.
+        """
         rows, pair = slice(*run), [replica, partner]
         self.where[rows, pair] = self.where[rows, pair[::-1]]
         slots = held_by(self.where[:, pair].T, self._blocks)
@@ -668,6 +749,13 @@ def shorter_hops(problem: MappingProblem, assignment: IntArray) -> IntArray:
     """The assignment after swaps that shorten hops while no replica comes to touch more than the most do now.
 
     Where groups span several slots of a stage the assignment stays as it is.
+
+    Parameters
+    ----------
+    problem
+        Prices hops by the up-links that they cross.
+    assignment
+        The leaf of every slot, shape [stages, slots].
     """
     if max(problem.traffic.expert_slots, problem.traffic.context_slots) > 1:
         return assignment
@@ -692,6 +780,13 @@ def with_short_pipelines(problem: MappingProblem, assignment: IntArray) -> IntAr
 
     What is sent stays the same, or less: no hop grows longer.
     Where groups span several slots the assignment stays as it is.
+
+    Parameters
+    ----------
+    problem
+        Of the assignment.
+    assignment
+        The leaf of every slot, shape [stages, slots].
     """
     best = shorter_hops(problem, assignment)
     if max(problem.traffic.expert_slots, problem.traffic.context_slots) > 1:

@@ -38,6 +38,7 @@ from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import KeptRows, WorkloadKey, row_keys, rows_by_value
 from meshwright.planner.bounds.paces import RankRow
 from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.request.choices import DEGREES, MAKING_ROOM, OF_LAYOUT
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Certificate, SearchParams
@@ -46,8 +47,6 @@ from meshwright.planner.search.space import Space
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import AssumedImbalance, JointRouting
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 NARROWED = LAYER_AXES
@@ -99,6 +98,15 @@ class Branch:
         """The fastest layouts of some degrees that leave a domain whatever their mapping, [n].
 
         At most so many, of four times as many degrees, least bounds first; none where nothing has to stay.
+
+        Parameters
+        ----------
+        degrees
+            Of the space of all branches, [n], least bounds first.
+        most
+            Layouts at most.
+        cutoff_s
+            Seconds that they must beat in any case.
         """
         rule = next((rule for rule in self.rules if isinstance(rule, NvlinkDomain)), None)
         if rule is None:
@@ -115,20 +123,44 @@ class Branch:
         return layouts.take(np.argsort(bound_s, kind="stable")[:most])
 
     def corrected(self, bound_s: FloatArray, degrees: Layout) -> FloatArray:
-        """Bounds that the pricing did not make, by the least correction of some degrees, [n]."""
+        """Bounds that the pricing did not make, by the least correction of some degrees, [n].
+
+        Parameters
+        ----------
+        bound_s
+            Uncorrected seconds, shape [n].
+        degrees
+            Shape [n]: what their layouts decide beside them is open.
+        """
         if self.corrections is None:
             return bound_s
         return bound_s * self.corrections.factor(self.pricing.workload, degrees, OPEN)
 
     def has(self, degrees: Layout) -> NDArray[np.bool_]:
-        """Which degrees of the space of all are in this branch's, [n]."""
+        """Which degrees of the space of all are in this branch's, [n].
+
+        Parameters
+        ----------
+        degrees
+            Of the space of all branches, [n].
+        """
         own = [is_among(getattr(degrees, name), getattr(self.space, name)) for name in NARROWED]
         return np.asarray(np.logical_and.reduce(own))
 
     def legal(
         self, layouts: Layout, memory_gib: FloatArray, certificate: Certificate
     ) -> NDArray[np.bool_]:
-        """Which layouts no rule forbids; the others are counted under the first rule that does."""
+        """Which layouts no rule forbids; the others are counted under the first rule that does.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        memory_gib
+            What the peak on one GPU is at the least, shape [n].
+        certificate
+            Takes note of what is left out.
+        """
         counts = np.ones(len(memory_gib), dtype=np.int64)
         return self._kept(self.rules, layouts, memory_gib, counts, certificate)
 
@@ -187,6 +219,24 @@ class Branch:
 
         `fits` is what `fitting` says of the degrees, where that is known. Fewer than `few` layouts are
         bounded at once, without their variants before them.
+
+        Parameters
+        ----------
+        degrees
+            Of this branch, [n].
+        cutoff_s
+            Seconds that a layout must beat; infinite where there is no price.
+        certificate
+            Takes note of what is left out, and why.
+        fits
+            What `fitting` says, shape [n, variants]; None where it is to be asked.
+        few
+            At least 1.
+
+        Returns
+        -------
+        tuple of (Layout, array of float, array of float)
+            Layouts [k], GiB [k], seconds [k].
         """
         legal = self._legal_degrees(degrees, certificate)
         degrees = degrees.take(legal)
@@ -228,7 +278,22 @@ class Branch:
     def promising_layouts(
         self, layouts: Layout, cutoff_s: float, certificate: Certificate
     ) -> tuple[Layout, FloatArray, FloatArray]:
-        """Those of some layouts that are legal and may beat the cutoff, with least memory and bound, [n]."""
+        """Those of some layouts that are legal and may beat the cutoff, with least memory and bound, [n].
+
+        Parameters
+        ----------
+        layouts
+            Of this branch, [n], their numbers of recomputed layers open.
+        cutoff_s
+            Seconds that a layout must beat.
+        certificate
+            Takes note of what is left out, and why.
+
+        Returns
+        -------
+        tuple of (Layout, array of float, array of float)
+            Layouts [k] with the fewest recomputed layers that fit, GiB [k], seconds [k].
+        """
         if not layouts.broadcast_shape()[0]:
             return layouts, np.zeros(0), np.zeros(0)
         if layouts.broadcast_shape()[0] >= FEW_VARIANTS:
@@ -252,12 +317,27 @@ class Branch:
 
         Where one plan is asked for they are infinite if other shard groups are as good; of several plans a
         layout may be the next best one even so.
+
+        Parameters
+        ----------
+        layouts
+            Of this branch, [n].
+        top_k
+            Plans that are asked for, at least 1.
+        below_s
+            Seconds above which bounds need not be tight.
         """
         groups = self.space.shard_groups if top_k == 1 else ()
         return self.pricing.mapping_bounds(layouts, groups, below_s=below_s)
 
     def relief_bound_s(self, layouts: Layout) -> FloatArray:
-        """Bounds under the best mapping for all that layouts may recompute, offload or shard over, [n]."""
+        """Bounds under the best mapping for all that layouts may recompute, offload or shard over, [n].
+
+        Parameters
+        ----------
+        layouts
+            Of this branch, [n].
+        """
         return self.pricing.relief_bound_s(layouts, self.space.shard_groups)
 
     def _bound_s(self, layouts: Layout) -> FloatArray:
@@ -297,6 +377,11 @@ class Branch:
 
         Neither virtual stages nor another schedule than 1F1B saves memory. States are asked first, then, for
         many degrees, recomputations that keep least: both take less time and drop most.
+
+        Parameters
+        ----------
+        degrees
+            Of this branch, [n].
         """
         roomy = self._states_that_fit(degrees)
         if not self._is_few(degrees.take(roomy.any(axis=1))):
@@ -307,6 +392,11 @@ class Branch:
     def holds_states(self, degrees: Layout) -> BoolArray:
         """Of which degrees weights, gradients and optimizer states fit with the most offloaded, under some
         ZeRO stage and with no activations, [n].
+
+        Parameters
+        ----------
+        degrees
+            Of this branch, [n].
         """
         return np.asarray(self._states_that_fit(degrees).any(axis=1))
 
@@ -401,6 +491,11 @@ def sparing_recompute(space: Space) -> tuple[int, ...]:
 
     Each module that is recomputed only drops activations; full recomputation, and that of single operators,
     also bring others back.
+
+    Parameters
+    ----------
+    space
+        Whose ways to recompute they are.
     """
     apart = Recompute.FULL | Recompute.OPERATORS
     modules = [mask for mask in space.recompute if not mask & apart]
@@ -415,6 +510,11 @@ def plainest(space: Space) -> Space:
     It has the fewest shard groups and expert-tensor ranks, and virtual stages with as many layers. Of
     recomputation it has none, that of the modules that leave least in memory, and that of whole layers; of
     the optimizer's offload the least and the most.
+
+    Parameters
+    ----------
+    space
+        Of one execution, or of all.
     """
     shares = space.shares.items()
     ends = {(zero, share) for zero, own in shares for share in (own[0], own[-1])}
@@ -433,6 +533,11 @@ def representatives(branches: Sequence[Branch]) -> list[Branch]:
     """One branch of all that differ only in overlapped tensor parallelism and in how context is exchanged.
 
     It is the first that overlaps, or the first of all where none does.
+
+    Parameters
+    ----------
+    branches
+        In their order, the plainest first.
     """
     chosen: dict[Execution, Branch] = {}
     for branch in branches:
@@ -479,7 +584,15 @@ class KnownRoom:
         self._kept = KeptRows[BoolArray](MOST_KEPT, lambda *rows: np.concatenate(rows))
 
     def fits(self, degrees: Layout, fitting: Callable[[Layout], BoolArray]) -> BoolArray:
-        """What fits of some degrees, [n, variants], n at least 1; `fitting` is asked for unknown ones."""
+        """What fits of some degrees, [n, variants], n at least 1; `fitting` is asked for unknown ones.
+
+        Parameters
+        ----------
+        degrees
+            With a micro-batch, [n]; no two alike.
+        fitting
+            Says the same of degrees that were not asked about before.
+        """
         keys = row_keys(degrees, OF_MEMORY)
         known, places = self._kept.of(keys, lambda new: fitting(degrees.take(new)))
         return np.asarray(known[places])
@@ -513,7 +626,13 @@ class RoomOfBranches:
         self._alike = [_of_states(leader) for leader in self._leaders]
 
     def for_states(self, degrees: Layout) -> BoolArray:
-        """Of which degrees the states may fit under some branch, [n]."""
+        """Of which degrees the states may fit under some branch, [n].
+
+        Parameters
+        ----------
+        degrees
+            Of the space of all branches, [n].
+        """
         holds = np.zeros(degrees.broadcast_shape(), dtype=np.bool_)
         for leader in dict(zip(self._alike, self._leaders, strict=True)).values():
             rows = np.flatnonzero(~holds)
@@ -533,6 +652,16 @@ class RoomOfBranches:
         """Says of a branch which variants of some rows of the degrees fit, [rows, variants].
 
         Where states fit is asked of all rows at once, and the rest of those rows alone.
+
+        Parameters
+        ----------
+        degrees
+            Of the space of all branches, [n].
+
+        Returns
+        -------
+        callable
+            Takes the number of a branch and rows of the degrees.
         """
         holding: dict[object, BoolArray] = {}
 
@@ -588,7 +717,13 @@ class LeastFirst:
         return self._size
 
     def take(self, start: int, stop: int) -> IntArray:
-        """Those from `start` up to `stop` in the order, fewer at its end."""
+        """Those from `start` up to `stop` in the order, fewer at its end.
+
+        Parameters
+        ----------
+        start, stop
+            Places in the order, from 0.
+        """
         while len(self._sorted) < min(stop, self._size):
             self._sort_more()
         return self._sorted[start:stop]
@@ -664,6 +799,19 @@ class DegreeScan:
 
         Least bounds first. The cutoff is asked for each branch: it falls when one before has a price. Degrees
         without `has_room` [rows] have a part in the order of the branches alone; those `left_out` none.
+
+        Parameters
+        ----------
+        rows
+            Of the degrees.
+        cutoff_s
+            Seconds that are to be beaten by now.
+        room
+            Says which variants fit; None where nobody asks.
+        has_room
+            Of which of the rows the states may fit, shape [rows]; None for all of them.
+        left_out
+            Numbers of branches.
         """
         degrees = self._degrees.take(rows)
         bounded = []
@@ -686,17 +834,35 @@ class DegreeScan:
             yield index, degrees.take(promising), of_variants, int(others.sum())
 
     def promising(self, cutoff_s: float) -> Layout:
-        """Degrees that may beat the cutoff, least bounds first."""
+        """Degrees that may beat the cutoff, least bounds first.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that degrees may beat.
+        """
         below = np.flatnonzero(self.bound_s < cutoff_s)
         return self._degrees.take(below[np.argsort(self.bound_s[below], kind="stable")])
 
     def every_layout(self, most_gpus: int, more_than: int) -> int:
-        """How many layouts all degrees on so many GPUs have in all branches."""
+        """How many layouts all degrees on so many GPUs have in all branches.
+
+        Parameters
+        ----------
+        most_gpus, more_than
+            GPUs in use: above `more_than`, up to `most_gpus`.
+        """
         by_shape = self._space.degrees_by_shape(most_gpus, more_than, of_layouts=True)
         return int((by_shape * self._kinds).sum())
 
     def layouts(self, rows: IntArray) -> int:
-        """How many some of the degrees have."""
+        """How many some of the degrees have.
+
+        Parameters
+        ----------
+        rows
+            Of the degrees.
+        """
         blocks = self._blocks(len(rows))
         return sum(self._layouts_of(self._degrees.take(rows[part])) for part in blocks)
 
@@ -762,7 +928,17 @@ class LayoutPool:
         return int(np.sum(np.isfinite(self.bound_s)))
 
     def add(self, branch: int, layouts: Layout, bound_s: FloatArray) -> None:
-        """Adds array layouts of one execution with their bounds, shape [n] each."""
+        """Adds array layouts of one execution with their bounds, shape [n] each.
+
+        Parameters
+        ----------
+        branch
+            The number of their execution.
+        layouts
+            Shape [n].
+        bound_s
+            Seconds, shape [n].
+        """
         if not len(bound_s):
             return
         for f in fields(layouts):
@@ -785,19 +961,39 @@ class LayoutPool:
         return np.array(numbers, dtype=np.int64)[back]
 
     def one_of_each_family(self, rows: IntArray) -> IntArray:
-        """Of some rows, one of each family whose bound is not known."""
+        """Of some rows, one of each family whose bound is not known.
+
+        Parameters
+        ----------
+        rows
+            Of the pool.
+        """
         unknown = rows[np.isnan(self._family_bound_s[self.family[rows]])]
         _, first = np.unique(self.family[unknown], return_index=True)
         return unknown[first]
 
     def bound_families(self, rows: IntArray, bound_s: FloatArray) -> None:
-        """Raises the bounds of all layouts of the families of some rows to theirs, [rows]."""
+        """Raises the bounds of all layouts of the families of some rows to theirs, [rows].
+
+        Parameters
+        ----------
+        rows
+            Of the pool, one of each family in question.
+        bound_s
+            Seconds, shape [rows].
+        """
         self._family_bound_s[self.family[rows]] = bound_s
         raised = np.nan_to_num(self._family_bound_s)[self.family]
         self.bound_s = np.maximum(self.bound_s, raised)
 
     def take(self, rows: IntArray) -> Layout:
-        """Some of the layouts, as arrays."""
+        """Some of the layouts, as arrays.
+
+        Parameters
+        ----------
+        rows
+            Of the pool.
+        """
         return Layout(**{name: column[rows] for name, column in self._columns.items()})  # type: ignore[arg-type]
 
     def scalar(self, row: int) -> Layout:
@@ -809,7 +1005,15 @@ class LayoutPool:
         return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
 
     def by_bound(self, most: int, *, bounded: bool = False) -> IntArray:
-        """The first so many rows of the layouts in the pool, or of those `bounded`, least bound first."""
+        """The first so many rows of the layouts in the pool, or of those `bounded`, least bound first.
+
+        Parameters
+        ----------
+        most
+            Rows at most.
+        bounded
+            Whether only those count whose mappings have bounds.
+        """
         is_open = np.isfinite(self.bound_s)
         rows = np.flatnonzero(is_open & self.is_bounded if bounded else is_open)
         bound_s = self.bound_s[rows]
@@ -821,7 +1025,15 @@ class LayoutPool:
         return rows[np.argsort(bound_s, kind="stable")][:most]
 
     def set_mappings(self, row: int, bounds: MappingBounds) -> None:
-        """Replaces a layout's bound by that of its mappings."""
+        """Replaces a layout's bound by that of its mappings.
+
+        Parameters
+        ----------
+        row
+            Of the pool.
+        bounds
+            Of its mappings; one below the layout's own bound lowers nothing.
+        """
         self.mappings[row] = bounds
         self.is_bounded[row] = True
         self.bound_s[row] = max(float(self.bound_s[row]), bounds.least_s)
@@ -833,6 +1045,11 @@ class LayoutPool:
     def drop(self, cutoff_s: float) -> int:
         """Forgets closed layouts and those whose bound is at or above the cutoff; returns how many of the
         latter.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that a layout must beat to stay.
         """
         keep = np.isfinite(self.bound_s) & (self.bound_s < cutoff_s)
         dropped = int(np.sum(np.isfinite(self.bound_s) & ~keep))
@@ -905,11 +1122,29 @@ class Chooser(ABC):
         """Whether no candidate is left that may beat the cutoff, and nothing changed since."""
 
     def add(self, branch: int, layout: Layout, mappings: MappingBounds) -> Candidate:
-        """Takes in a layout with the bounds of its mappings."""
+        """Takes in a layout with the bounds of its mappings.
+
+        Parameters
+        ----------
+        branch
+            The number of its execution.
+        layout
+            Plain numbers; the number of recomputed layers is open.
+        mappings
+            Their bounds.
+        """
         self.is_settled = False
         candidate = Candidate(branch=branch, layout=layout, mappings=mappings)
         self.candidates.append(candidate)
         return candidate
+
+    def _imbalance(self, workload: Workload, ep: int) -> AssumedImbalance | None:
+        """What prices assume of the loads of `ep` ranks with experts; None where no placement is chosen."""
+        if self._routing is None or ep == 1:
+            return None
+        from meshwright.planner.experts.training import AssumedImbalance
+
+        return AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
 
     @property
     def opened(self) -> list[Candidate]:
@@ -927,12 +1162,29 @@ class Chooser(ABC):
         """What an exact price says; None where no split fits or beats the cutoff.
 
         `overfull` are mappings that would be faster, but fill a cut beyond what is allowed.
+
+        Parameters
+        ----------
+        candidate
+            What was priced.
+        priced
+            Its price; None where there is none below the cutoff.
+        overfull
+            With `--max-cut-use`, the mappings that were refused for it.
         """
         candidate.is_open, candidate.priced, self.is_settled = False, priced, False
         candidate.overfull = overfull
 
     def settle(self, candidates: Iterable[Candidate], cutoff_s: float) -> None:
-        """None of these beats the cutoff; others may still."""
+        """None of these beats the cutoff; others may still.
+
+        Parameters
+        ----------
+        candidates
+            Which are out.
+        cutoff_s
+            Seconds that the others must beat to keep the choice open.
+        """
         for each in candidates:
             each.is_open = False
         self.is_settled = self.least_s() >= cutoff_s
@@ -940,7 +1192,19 @@ class Chooser(ABC):
     def likely(
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
     ) -> Candidate | None:
-        """A candidate that may beat the cutoff, as fast as can be; as `choose` otherwise."""
+        """A candidate that may beat the cutoff, as fast as can be; as `choose` otherwise.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that a candidate must beat.
+        best
+            The best prices so far, rising.
+        wanted
+            How many best ones are asked for.
+        time_limit_s
+            Seconds that are left; None without a limit.
+        """
         return self.choose(cutoff_s, best, wanted, time_limit_s)
 
     @abstractmethod

@@ -35,7 +35,7 @@ from meshwright.planner.search.model import Experts, bound_ns, build_model, pric
 from meshwright.planner.search.pricing import Certificate, SearchParams
 
 if TYPE_CHECKING:
-    from meshwright.planner.experts.training import AssumedImbalance, JointRouting
+    from meshwright.planner.experts.training import JointRouting
 
 
 class KernelChooser(Chooser):
@@ -137,7 +137,7 @@ class KernelChooser(Chooser):
                     costs=costs[position],
                     memory=memory[owner],
                     limit_gib=limit_gib,
-                    imbalance=self._imbalance(workload, owner.layout),
+                    imbalance=self._imbalance(workload, int(owner.layout.ep)),
                     is_open=owner.is_open or is_outside,
                     priced=None if is_outside else overfull or owner.priced,
                     inside={axis: int(members[position]) for axis, members in inside.items()},
@@ -145,18 +145,20 @@ class KernelChooser(Chooser):
                 ),
             )
 
-    def _imbalance(self, workload: Workload, layout: Layout) -> AssumedImbalance | None:
-        ep = int(layout.ep)
-        if self._routing is None or ep == 1:
-            return None
-        from meshwright.planner.experts.training import AssumedImbalance
-
-        return AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
-
     def learn(
         self, candidate: Candidate, priced: Priced | None, overfull: Sequence[Priced] = ()
     ) -> None:
-        """Keeps the price of the best mapping; the candidate's others are no faster, or not allowed."""
+        """Keeps the price of the best mapping; the candidate's others are no faster, or not allowed.
+
+        Parameters
+        ----------
+        candidate
+            What was priced.
+        priced
+            Its price; None where no mapping that is allowed beats the cutoff.
+        overfull
+            Mappings that fill a cut beyond what is allowed, with their prices.
+        """
         super().learn(candidate, priced, overfull)
         known = (*overfull, *([priced] if priced else []))
         for owner, each in self._combinations:
@@ -168,7 +170,19 @@ class KernelChooser(Chooser):
     def choose(
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
     ) -> Candidate | None:
-        """Solves the model. Without an answer within its work, the candidate of the least bound is next."""
+        """Solves the model. Without an answer within its work, the candidate of the least bound is next.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that a candidate must beat.
+        best
+            The best prices so far, rising: the first `wanted` - 1 of them are kept out of the model.
+        wanted
+            How many best ones are asked for.
+        time_limit_s
+            Seconds that are left; None without a limit.
+        """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
         if promising and self._unsolved >= self._params.most_unsolved:
             return promising[0]
@@ -337,6 +351,22 @@ class SlotChooser(Chooser):
         """Solves the model over all that is open, and the best plan so far.
 
         Candidates beyond the largest model wait for the next one.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that a candidate must beat.
+        best
+            The best prices so far, rising; the first stands in the model with its price.
+        wanted
+            How many best ones are asked for: of several no model decides once there is a price.
+        time_limit_s
+            Seconds that are left; None without a limit.
+
+        Raises
+        ------
+        OutOfTimeError
+            If that is too little.
         """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
         if (
@@ -385,14 +415,10 @@ class SlotChooser(Chooser):
         """The placements that prices assume, where measured loads are given and one model holds them."""
         if self._routing is None:
             return None
-        from meshwright.planner.experts.training import AssumedImbalance
-
-        degrees = [int(layout.ep) for layout in layouts]
         workload = self._branches[0].pricing.workload
-        imbalance = {ep: float(workload.imbalance(ep)) for ep in set(degrees)}
         asked = [
-            [AssumedImbalance(ep=ep, imbalance=imbalance[ep]) if ep > 1 else None for _ in own_ways]
-            for ep, own_ways in zip(degrees, ways, strict=True)
+            [self._imbalance(workload, int(layout.ep))] * len(own_ways)
+            for layout, own_ways in zip(layouts, ways, strict=True)
         ]
         fits = self._routing.fits(each for own in asked for each in own)
         return Experts(routing=self._routing, asked=asked) if fits else None

@@ -468,7 +468,17 @@ class KernelModel:
             post_placements(self.model, choices, [[each] for each in asked], self.routing)
 
     def solve(self, seed: int, time_limit_s: float | None, params: SearchParams) -> KernelChoice:
-        """The shortest step, with one worker and a fixed seed, within the work that `params` allow."""
+        """The shortest step, with one worker and a fixed seed, within the work that `params` allow.
+
+        Parameters
+        ----------
+        seed
+            Of CP-SAT's random numbers.
+        time_limit_s
+            Seconds of the clock; None without a limit.
+        params
+            Work and conflicts of each of two attempts.
+        """
         solver, status = solved_in_two_attempts(
             self.model,
             seed=seed,

@@ -40,6 +40,7 @@ from meshwright.planner.bounds.combination_costs import ShapeTable, gpu_seconds,
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import any_stages
 from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import (
     FEW_VARIANTS,
@@ -69,8 +70,6 @@ from meshwright.planner.solvers.processes import side_by_side
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import JointRouting
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Progress = Callable[[str], None]
 
@@ -102,6 +101,11 @@ class Survey:
 
         Models and what is asked of a step are those that were surveyed. Of clusters, `KnownSurvey.factor`
         answers for rates, and the survey was given no less memory.
+
+        Parameters
+        ----------
+        branch
+            Of the search that would read the survey.
         """
         for surveyed in self.branches:
             if surveyed.execution == branch.execution:
@@ -901,7 +905,15 @@ class _PartPriced:
     """Whether all of them were priced in time."""
 
     def add(self, other: _PartPriced, top_k: int) -> None:
-        """Takes what came of further layouts."""
+        """Takes what came of further layouts.
+
+        Parameters
+        ----------
+        other
+            Of layouts that this one has none of.
+        top_k
+            Prices that are kept.
+        """
         self.best = sorted([*self.best, *other.best], key=lambda entry: entry[:2])[:top_k]
         self.certificate.priced += other.certificate.priced
         for name, count in other.certificate.ruled_out.items():
@@ -921,6 +933,17 @@ def search_exhaustively(
     """Prices every legal layout. Raises InputError if the space has more than `LARGEST_SPACE` layouts.
 
     `progress` is called with one line as layouts are priced.
+
+    Parameters
+    ----------
+    branches
+        Executions with their spaces; one with more than `LARGEST_SPACE` layouts is refused.
+    top_k
+        Plans that are kept, at least 1.
+    time_limit_s
+        Seconds of the clock; None without a limit. Behind it the best so far is the answer, without a bound.
+    progress
+        Takes one line at a time.
     """
     deadline = inf if time_limit_s is None else time.monotonic() + time_limit_s
     every, sizes = [], []
@@ -1192,6 +1215,17 @@ def branches_of(
 
     Under a limited cut gradient buckets keep the framework's own size: another one shortens the phase in
     which the cut is used, so that it may be used too much.
+
+    Parameters
+    ----------
+    request
+        Its execution choices and its space.
+    pricing_of
+        Makes the prices of a workload.
+    own_buckets
+        Whether gradient buckets keep the framework's own size.
+    corrections
+        What prices are multiplied by; None for nothing.
     """
     is_open = not own_buckets and request.max_cut_use >= 1
     alike: dict[Execution, list[tuple[Execution, Space]]] = {}
@@ -1219,7 +1253,19 @@ def branch_of(
     execution: Execution | None = None,
     corrections: GainCorrections | None = None,
 ) -> Branch:
-    """A branch with the rules of its workload."""
+    """A branch with the rules of its workload.
+
+    Parameters
+    ----------
+    space
+        Of the execution.
+    pricing
+        Of the space's workload, uncorrected.
+    execution
+        How layouts are run; the plainest way where none is named.
+    corrections
+        What prices are multiplied by; None for nothing.
+    """
     if corrections is not None:
         pricing = CorrectedPricing(pricing, corrections)
     return Branch(

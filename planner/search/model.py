@@ -100,6 +100,20 @@ def build_model(
     or no `needs` and `experts`, where it asks nothing.
 
     Raises OverflowError if the times do not fit the solver's integers.
+
+    Parameters
+    ----------
+    time_ns
+        Nanoseconds of a step: a price, or a bound of one; shape [mappings] for each layout.
+    needs
+        What mappings ask of slots, [layouts][mappings].
+    experts
+        Measured loads with what each mapping assumes of them.
+
+    Returns
+    -------
+    PlanModel
+        With the objective; nothing is solved yet.
     """
     from meshwright.planner.solvers.or_tools import cp_model
 
@@ -141,7 +155,13 @@ def _minimise(
 
 
 def bound_ns(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Seconds as integer nanoseconds, rounded down: a bound stays a bound."""
+    """Seconds as integer nanoseconds, rounded down: a bound stays a bound.
+
+    Parameters
+    ----------
+    seconds
+        Of any shape, below 2**63 nanoseconds (292 years).
+    """
     return np.floor(np.asarray(seconds, dtype=np.float64) * NANOSECONDS).astype(np.int64)
 
 
@@ -159,6 +179,15 @@ def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> ModelChoice
     """Solves with one worker and a fixed seed, so that the same model gives the same choice.
 
     Raises InternalError where the model is invalid or the status is none of the known ones.
+
+    Parameters
+    ----------
+    plan
+        As `build_model` gives it, perhaps with further rows.
+    seed
+        Of CP-SAT's random numbers.
+    time_limit_s
+        Seconds of the clock; None for the command's own limit alone.
     """
     from meshwright.planner.solvers.or_tools import cp_model
 

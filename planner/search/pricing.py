@@ -7,18 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.measured_settings import OPEN, GainCorrections
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.mappings import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.joint import Cells, Need
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from meshwright.planner.mapping.problem import FloatArray
 
 
 class CorrectedPricing(CostModelPricing):
@@ -62,12 +57,30 @@ class CorrectedPricing(CostModelPricing):
         *,
         any_schedule: bool = False,
     ) -> FloatArray:
-        """Corrected by the layouts' own settings."""
+        """Corrected by the layouts' own settings.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        numbers_of_groups
+            Of shard groups that the layouts could have instead.
+        any_schedule
+            Whether the bound is to hold for every schedule.
+        """
         bound_s = self._pricing.lower_bound_s(layouts, numbers_of_groups, any_schedule=any_schedule)
         return self._times(bound_s, layouts)
 
     def degrees_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
-        """Corrected by the least factor of any layout of the degrees."""
+        """Corrected by the least factor of any layout of the degrees.
+
+        Parameters
+        ----------
+        degrees
+            Shape [n].
+        smallest_bubble
+            By pp, what `Space.smallest_bubble` has; shape [largest pp + 1].
+        """
         return self._times(self._pricing.degrees_bound_s(degrees, smallest_bubble), degrees, *OPEN)
 
     def mappings(self, layout: Layout) -> Matrices:
@@ -82,7 +95,17 @@ class CorrectedPricing(CostModelPricing):
     def mapping_bounds(
         self, layouts: Layout, numbers_of_groups: Sequence[int] = (), *, below_s: float = inf
     ) -> list[MappingBounds]:
-        """Corrected by the layouts' own settings."""
+        """Corrected by the layouts' own settings.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        numbers_of_groups
+            Of shard groups that the layouts could have instead.
+        below_s
+            Corrected seconds above which bounds need not be tight.
+        """
         factors = self._corrections.factor(self.workload, layouts).tolist()
         below_s /= min(factors, default=1.0)
         bounds = self._pricing.mapping_bounds(layouts, numbers_of_groups, below_s=below_s)
@@ -101,7 +124,22 @@ class CorrectedPricing(CostModelPricing):
         self._pricing.use_assignment(layout, cells, value)
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """The best that one layout can do: its settings are its own, so that the factor changes no order."""
+        """The best that one layout can do: its settings are its own, so that the factor changes no order.
+
+        Parameters
+        ----------
+        layout
+            One layout.
+        mappings
+            Corrected bounds, as `mapping_bounds` gave them.
+        cutoff_s
+            Corrected seconds that a mapping must beat.
+
+        Returns
+        -------
+        Priced or None
+            With the corrected step.
+        """
         self._factor = float(self._corrections.factor(self.workload, layout))
         uncorrected = _scaled(mappings, 1.0 / self._factor)
         priced = self._pricing.exact(layout, uncorrected, cutoff_s / self._factor)
@@ -114,7 +152,17 @@ class CorrectedPricing(CostModelPricing):
         return self._times(self._pricing.apart_bounds_s(layouts), layouts)
 
     def exact_apart(self, layout: Layout, least_s: float, cutoff_s: float) -> Priced | None:
-        """As `exact`, with stages priced by their own places."""
+        """As `exact`, with stages priced by their own places.
+
+        Parameters
+        ----------
+        layout
+            One layout.
+        least_s
+            Corrected seconds that no mapping of it is faster than.
+        cutoff_s
+            Corrected seconds that a mapping must beat.
+        """
         self._factor = float(self._corrections.factor(self.workload, layout))
         least_s, cutoff_s = least_s / self._factor, cutoff_s / self._factor
         priced = self._pricing.exact_apart(layout, least_s, cutoff_s)
@@ -251,12 +299,26 @@ class Certificate:
     """The last CP-SAT model, a `KernelModel`; None where none was built, and on irregular fabrics."""
 
     def overfull(self, cut_uses: Iterable[tuple[str, float]]) -> None:
-        """Takes note of a mapping that fills a cut beyond what is allowed."""
+        """Takes note of a mapping that fills a cut beyond what is allowed.
+
+        Parameters
+        ----------
+        cut_uses
+            Names of cuts with the share of each that is used; at least one.
+        """
         fullest = max(use for _, use in cut_uses)
         self.least_cut_use = min(fullest, self.least_cut_use or fullest)
 
     def rule_out(self, name: str, count: int) -> None:
-        """Counts layouts under a rule."""
+        """Counts layouts under a rule.
+
+        Parameters
+        ----------
+        name
+            Of the rule.
+        count
+            Layouts, at least 0; of none no note is taken.
+        """
         if count:
             self.ruled_out[name] = self.ruled_out.get(name, 0) + count
 

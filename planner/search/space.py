@@ -42,6 +42,7 @@ from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import divides_into, divisors
+from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import RECOMPUTED
@@ -92,6 +93,15 @@ def without_gaps(counts: tuple[int, ...], most: int, ratio: float) -> tuple[int,
     (1, 2, 3, 6, 9)
     >>> without_gaps((1, 13), 13, 1.0) == tuple(range(1, 14))
     True
+
+    Parameters
+    ----------
+    counts
+        Rising, the first 1.
+    most
+        What none of those that are added exceeds.
+    ratio
+        At least 1; infinite adds none.
     """
     closed = list(counts[:1])
     for count in (*counts[1:], most + 1):
@@ -131,8 +141,6 @@ def pipelines_of(
     return tuple(pairs)
 
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 
@@ -168,7 +176,13 @@ class Space:
     than this times the one before it."""
 
     def has(self, layout: Layout) -> bool:
-        """Whether one layout of plain numbers is of the space, however many layers it recomputes."""
+        """Whether one layout of plain numbers is of the space, however many layers it recomputes.
+
+        Parameters
+        ----------
+        layout
+            Plain numbers.
+        """
         axes = (*DEGREES, "shard_groups", "recompute")
         offload = int(layout.zero_stage), int(layout.optimizer_offload)
         pipeline = int(layout.vpp), int(layout.schedule)
@@ -181,7 +195,13 @@ class Space:
         )
 
     def covers(self, narrower: Space) -> bool:
-        """Whether every layout of another space of the same work is of this one."""
+        """Whether every layout of another space of the same work is of this one.
+
+        Parameters
+        ----------
+        narrower
+            Of the same model, global batch and kind of step: this is not asked here.
+        """
         axes = (*DEGREES, "shard_groups", "sharded", "offloads", "recompute")
         return (
             all(set(getattr(narrower, name)) <= set(getattr(self, name)) for name in axes)
@@ -193,7 +213,13 @@ class Space:
         )
 
     def among(self, layouts: Layout) -> BoolArray:
-        """Which layouts of a space that covers this one are of this one, [n]."""
+        """Which layouts of a space that covers this one are of this one, [n].
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        """
         axes = (*DEGREES, "shard_groups", "recompute")
         kept = [is_among(getattr(layouts, name), getattr(self, name)) for name in axes]
         gpus = np.asarray(layouts.gpus)
@@ -206,7 +232,13 @@ class Space:
         return np.asarray(np.logical_and.reduce(kept))
 
     def micro_batches(self, dp: int) -> list[int]:
-        """Sequences per micro-batch for a number of replicas: every divisor of a replica's share."""
+        """Sequences per micro-batch for a number of replicas: every divisor of a replica's share.
+
+        Parameters
+        ----------
+        dp
+            Replicas, a divisor of the global batch.
+        """
         share = self.workload.global_batch // dp
         if self.micro_batch is not None:
             return [self.micro_batch] if share % self.micro_batch == 0 else []
@@ -217,6 +249,11 @@ class Space:
 
         1, and those that deal the layers out evenly when embedding, head or MTP modules may count as a layer;
         others by `ratio_of_vpp`.
+
+        Parameters
+        ----------
+        pp
+            Pipeline ranks, at least 1.
         """
         model, empty_ends = self.workload.model, may_have_empty_ends(self.workload)
         if pp == 1 or not self.interleaving:
@@ -237,7 +274,13 @@ class Space:
         return counts if self.vpp is None else tuple(v for v in counts if v in self.vpp)
 
     def pipelines(self, pp: int) -> tuple[tuple[int, int], ...]:
-        """Every (virtual stages, schedule) that a number of pipeline ranks can have."""
+        """Every (virtual stages, schedule) that a number of pipeline ranks can have.
+
+        Parameters
+        ----------
+        pp
+            Pipeline ranks, at least 1.
+        """
         schedules = self.schedules if pp > 1 else tuple(set(self.schedules) & {"1f1b"})
         return pipelines_of(self.virtual_stages(pp), schedules)
 
@@ -261,6 +304,17 @@ class Space:
         `on_block` is called again and again meanwhile; what it raises ends the enumeration. With
         `gpu_seconds`, what a step of each of `shapes` costs at the least, those are left out whose GPUs take
         `below_s` or longer for it.
+
+        Parameters
+        ----------
+        most_gpus, more_than
+            GPUs in use: above `more_than`, up to `most_gpus`.
+        on_block
+            Called after each part of the enumeration; None for nothing.
+        gpu_seconds
+            GPUs times seconds, [shapes].
+        below_s
+            Seconds of a step.
         """
         look_up = on_block or (lambda: None)
         blocks = [np.zeros((7, 0), dtype=np.int64)]
@@ -329,6 +383,18 @@ class Space:
     ) -> IntArray:
         """How many `degrees` there are of each (tp, cp, ep, etp), or with how many pipelines and shardings
         they go, in the order of the axes' degrees.
+
+        Parameters
+        ----------
+        most_gpus, more_than
+            GPUs in use: above `more_than`, up to `most_gpus`.
+        of_layouts
+            Whether pipelines and shardings are counted, in place of degrees.
+
+        Returns
+        -------
+        array of int, shape [tp, cp, ep, etp]
+            Counts.
         """
         shape = [len(axis) for axis in (self.tp, self.cp, self.ep, self.etp)]
         counts = np.zeros(shape, dtype=np.int64)
@@ -378,6 +444,11 @@ class Space:
     def variants(self, degrees: Layout) -> Layout:
         """Every ZeRO stage with the least that it offloads, and recomputation of the given degrees, without
         virtual stages; arrays of shape [n].
+
+        Parameters
+        ----------
+        degrees
+            Shape [k].
         """
         count = degrees.broadcast_shape()[0]
         zero = np.array(list(self.shares), dtype=np.int64)
@@ -405,21 +476,39 @@ class Space:
         return any(len(shares) > 1 for shares in self.shares.values())
 
     def share_counts(self, layouts: Layout) -> IntArray:
-        """How many shares of the optimizer may be offloaded under the ZeRO stages of some layouts, [n]."""
+        """How many shares of the optimizer may be offloaded under the ZeRO stages of some layouts, [n].
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        """
         counts = np.zeros(max(self.shares, default=0) + 1, dtype=np.int64)
         for zero, shares in self.shares.items():
             counts[zero] = len(shares)
         return np.asarray(counts[np.asarray(layouts.zero_stage)])
 
     def most_offloaded(self, layouts: Layout) -> Layout:
-        """The given layouts, each with the largest share that it may offload."""
+        """The given layouts, each with the largest share that it may offload.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n], each with a ZeRO stage of the space.
+        """
         most = np.zeros(max(self.shares, default=0) + 1, dtype=np.int64)
         for zero, shares in self.shares.items():
             most[zero] = shares[-1]
         return replace(layouts, optimizer_offload=most[np.asarray(layouts.zero_stage)])
 
     def offloaded(self, layouts: Layout) -> Layout:
-        """The given layouts with every share that they may offload, in their order."""
+        """The given layouts with every share that they may offload, in their order.
+
+        Parameters
+        ----------
+        layouts
+            Shape [k].
+        """
         if not self.offloads_several:
             return layouts
         stages = np.asarray(layouts.zero_stage)
@@ -428,7 +517,13 @@ class Space:
         return replace(layouts.take(rows), optimizer_offload=pairs[columns, 1])
 
     def scheduled(self, variants: Layout) -> Layout:
-        """Every number of virtual stages and schedule of the given layouts, arrays of shape [n]."""
+        """Every number of virtual stages and schedule of the given layouts, arrays of shape [n].
+
+        Parameters
+        ----------
+        variants
+            Shape [k].
+        """
         pp = np.atleast_1d(np.asarray(variants.pp))
         if not len(pp):
             return variants
@@ -442,7 +537,13 @@ class Space:
         return replace(variants.take(rows), vpp=vpp, schedule=schedule)
 
     def grouped(self, layouts: Layout) -> Layout:
-        """The given layouts with every number of shard groups that they go with, in their order."""
+        """The given layouts with every number of shard groups that they go with, in their order.
+
+        Parameters
+        ----------
+        layouts
+            Shape [k].
+        """
         groups = np.array(self.shard_groups, dtype=np.int64)
         goes = self._divided(layouts) & is_among(layouts.zero_stage, self.sharded)[:, None]
         rows, columns = np.nonzero(goes | (groups == 1))
@@ -470,11 +571,23 @@ class Space:
         return table
 
     def layouts(self, degrees: Layout) -> Layout:
-        """Every layout of the given degrees, arrays of shape [n]."""
+        """Every layout of the given degrees, arrays of shape [n].
+
+        Parameters
+        ----------
+        degrees
+            Shape [k].
+        """
         return self.offloaded(self.grouped(self.scheduled(self.variants(degrees))))
 
     def layouts_per_degrees(self, degrees: Layout) -> IntArray:
-        """How many layouts the given degrees have, shape [n]."""
+        """How many layouts the given degrees have, shape [n].
+
+        Parameters
+        ----------
+        degrees
+            Shape [n].
+        """
         pp = np.atleast_1d(np.asarray(degrees.pp))
         kinds = self.shardings(degrees) * len(self.recompute)
         return np.asarray(self.pipeline_counts[pp] * kinds, dtype=np.int64)
@@ -510,6 +623,11 @@ class Space:
     def virtual_rows(self, pp: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
         """Every number of virtual stages that each of some values of pp [n] goes with: which of them it is,
         the number, and the least bubble share of a schedule with as many; three arrays [k].
+
+        Parameters
+        ----------
+        pp
+            Shape [n]; one without a pipeline in the space has no row.
         """
         least: dict[int, dict[int, float]] = {}
         for size in map(int, np.unique(pp)):
@@ -578,6 +696,13 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
     """The space that a request spans, run as `execution` says or as plainly as can be.
 
     What an execution never goes with is left out.
+
+    Parameters
+    ----------
+    request
+        With its pins and what it forbids.
+    execution
+        One of the request's; None for what goes with some execution.
     """
     workload, model = request.workload(execution), request.model
     framework = framework_named(request.framework)
@@ -748,7 +873,13 @@ _ONE_OF_TWO = int(Recompute.EXPERTS | Recompute.MOE_ACTIVATION)
 
 
 def recompute_name(mask: int) -> str:
-    """none, selective or full."""
+    """none, selective or full.
+
+    Parameters
+    ----------
+    mask
+        A `Recompute` mask.
+    """
     if mask == Recompute.NONE:
         return "none"
     return "full" if mask & Recompute.FULL else "selective"

@@ -38,7 +38,13 @@ def within(limit_s: float | None) -> Iterator[None]:
 
 @contextmanager
 def until(end_s: float) -> Iterator[None]:
-    """The same with the end that another process says: `end_s` as its `current_end_s` returned it."""
+    """The same with the end that another process says: `end_s` as its `current_end_s` returned it.
+
+    Parameters
+    ----------
+    end_s
+        Seconds on the monotonic clock; infinite for no end.
+    """
     token = _end_s.set(end_s)
     try:
         yield

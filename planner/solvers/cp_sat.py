@@ -43,6 +43,15 @@ def repeatable_solver(
 
     Where the command has a time limit, the solver ends with it, or at a deadline on the clock of
     `time.monotonic`.
+
+    Parameters
+    ----------
+    seed
+        Of CP-SAT's random numbers.
+    work
+        Units after which the solver ends; None for no limit.
+    deadline
+        Seconds on the clock of `time.monotonic`; infinite for none.
     """
     solver = interruptible_solver()
     solver.parameters.num_workers = 1
@@ -64,6 +73,24 @@ def solved_in_two_attempts(
     next or from bound to bound. Each attempt has so much work and so many conflicts, and ends at the
     deadline on the clock of `time.monotonic`, which may be infinite. Raises InternalError for an invalid
     model.
+
+    Parameters
+    ----------
+    model
+        With an objective.
+    seed
+        Of CP-SAT's random numbers.
+    work
+        Of one attempt, in CP-SAT's deterministic time.
+    most_conflicts
+        Of one attempt.
+    deadline
+        Seconds on the clock of `time.monotonic`.
+
+    Returns
+    -------
+    tuple of (cp_model.CpSolver, str)
+        That of the last attempt.
     """
     from meshwright.planner.solvers.or_tools import cp_model
 

@@ -5,7 +5,7 @@
 A column generation solves it over the columns so far, reads the dual of every row, prices new columns at
 these duals and adds those that would lower the value.
 
->>> master = LinearProgram("GLOP")
+>>> master = LinearProgram()
 >>> demand = master.add_row(3.0, 3.0)
 >>> master.add_column(2.0, [(demand, 1.0)])
 >>> master.solve(), master.duals([demand]).tolist()
@@ -17,7 +17,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,35 +33,51 @@ Row = Any
 
 
 class LinearProgram:
-    """A linear programme over the columns so far.
+    """A linear programme over the columns so far, by COIN-OR's CLP as it comes with OR-Tools."""
 
-    Parameters
-    ----------
-    simplex
-        "GLOP" (Google's) or "CLP" (COIN-OR's), both as they come with OR-Tools.
-    """
-
-    def __init__(self, simplex: Literal["GLOP", "CLP"]) -> None:
+    def __init__(self) -> None:
         from ortools.linear_solver import pywraplp
 
-        self._solver: pywraplp.Solver = pywraplp.Solver.CreateSolver(simplex)
+        self._solver: pywraplp.Solver = pywraplp.Solver.CreateSolver("CLP")
         self._optimal = pywraplp.Solver.OPTIMAL
         self._objective = self._solver.Objective()
         self._objective.SetMinimization()
 
     def add_row(self, low: float, high: float) -> Row:
-        """Adds a row without entries; `low` may be minus infinity, `high` infinity."""
+        """Adds a row without entries; `low` may be minus infinity, `high` infinity.
+
+        Parameters
+        ----------
+        low, high
+            What the sum of the row's entries lies between.
+        """
         return self._solver.Constraint(low, high)
 
     def add_column(self, cost: float, entries: Iterable[tuple[Row, float]]) -> None:
-        """Adds a variable from 0 upwards with its cost and its entries in rows."""
+        """Adds a variable from 0 upwards with its cost and its entries in rows.
+
+        Parameters
+        ----------
+        cost
+            Of a unit in the objective.
+        entries
+            Rows with the variable's coefficients there; other rows have none.
+        """
         column = self._solver.NumVar(0, self._solver.infinity(), "")
         for row, coefficient in entries:
             row.SetCoefficient(column, float(coefficient))
         self._objective.SetCoefficient(column, cost)
 
     def add_slack(self, row: Row, cost: float) -> None:
-        """Lets a row be missed by any amount on either side, at this cost a unit."""
+        """Lets a row be missed by any amount on either side, at this cost a unit.
+
+        Parameters
+        ----------
+        row
+            Which one.
+        cost
+            Of a unit by which the row is missed, at least 0.
+        """
         self.add_column(cost, [(row, 1.0)])
         self.add_column(cost, [(row, -1.0)])
 
@@ -72,7 +88,13 @@ class LinearProgram:
         return float(self._objective.Value())
 
     def duals(self, rows: Sequence[Row]) -> NDArray[np.float64]:
-        """What one unit more on the right of each row adds to the value; shape [rows]."""
+        """What one unit more on the right of each row adds to the value; shape [rows].
+
+        Parameters
+        ----------
+        rows
+            After `solve` found the least value.
+        """
         return np.array([row.dual_value() for row in rows], dtype=np.float64)
 
 
@@ -103,6 +125,13 @@ def solved_by_highs(model: mathopt.Model, limits: TreeLimits) -> mathopt.SolveRe
 
     HiGHS ends some small programmes with a status that is none of its own answers, and OR-Tools 9.15 raises
     an AttributeError while it words that. Whatever was raised, the programme is as open as before.
+
+    Parameters
+    ----------
+    model
+        An integer or a linear programme.
+    limits
+        Where HiGHS stops; the command's time limit, where it has one, stops it too.
     """
     from ortools.math_opt.python import mathopt
 

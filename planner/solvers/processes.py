@@ -28,7 +28,15 @@ _NAME = "meshwright"
 
 
 def start_thread(work: Callable[..., None], *arguments: Any) -> None:
-    """Starts a thread that nobody waits for."""
+    """Starts a thread that nobody waits for.
+
+    Parameters
+    ----------
+    work
+        What it does.
+    *arguments
+        What `work` is called with.
+    """
     threading.Thread(target=work, args=arguments, name=_NAME, daemon=True).start()
 
 
@@ -104,7 +112,18 @@ def results_until(
 
 
 def copies_for(tasks: int) -> int:
-    """How many copies of this process may work on so many tasks while it is at something else."""
+    """How many copies of this process may work on so many tasks while it is at something else.
+
+    Parameters
+    ----------
+    tasks
+        Beside what this process does itself; below 1 there are none.
+
+    Returns
+    -------
+    int
+        0 where copying this process is not safe or not allowed, or there is no core to spare.
+    """
     # A copy has all modules loaded already; elsewhere than on Linux copying a process is not safe.
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return 0

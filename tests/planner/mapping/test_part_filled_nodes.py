@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 from math import inf
 from typing import Any
@@ -23,7 +23,7 @@ from meshwright.errors import InputError
 from meshwright.planner.bounds.layer_split import balanced_stages
 from meshwright.planner.mapping.counted import counted_mappings, most_members
 from meshwright.planner.mapping.effective import free_gpus_of
-from meshwright.planner.mapping.profiles import profile_bounds
+from meshwright.planner.mapping.profiles import Placements, profile_bounds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
@@ -326,14 +326,8 @@ def test_layouts_without_any_mapping_have_no_bounds() -> None:
     )
     layouts = Layout(**{axis: np.array([1]) for axis in ("tp", "cp", "pp")}, dp=np.array([8]))
     none = Placement(**{axis: np.zeros((0, 3), dtype=np.int64) for axis in (*PRICED, "dp")})
-    bounds = profile_bounds(request.workload(), layouts, [_NoMappings(none)], 80.0)
+    bounds = profile_bounds(request.workload(), layouts, [Placements(placement=none)], 80.0)
     assert [len(own) for own in bounds] == [0]
-
-
-@dataclass(frozen=True)
-class _NoMappings:
-    placement: Placement
-    apart: bool = True
 
 
 @pytest.mark.slow
