@@ -196,17 +196,13 @@ class MixedSearch:
                 self._price(rows[position])
                 position += 1
             outcome.lower_bound_s = min(self._limit_s, outcome.unlisted_s)
-            is_proven = outcome.unlisted_s >= self._limit_s
-            if outcome.best is None:
-                outcome.status = "infeasible" if is_proven else "unknown"
-            else:
-                outcome.status = "optimal" if is_proven else "feasible"
+            outcome.status = self._ended(is_proven=outcome.unlisted_s >= self._limit_s)
         except OutOfTimeError:
             outcome.waiting = rows[position : position + _MOST_WAITING]
             first_waiting = [row.bound_s * self._least_factor for row in outcome.waiting[:1]]
             least_s = min([*first_waiting, self._limit_s, outcome.unlisted_s])
             outcome.lower_bound_s = least_s if rows else None
-            outcome.status = "feasible" if outcome.best is not None else "unknown"
+            outcome.status = self._ended(is_proven=False)
         if outcome.lower_bound_s == inf:
             outcome.lower_bound_s = None
         return outcome
@@ -219,8 +215,7 @@ class MixedSearch:
         cutoff_s
             No pipeline is kept that takes this or longer.
         """
-        outcome = self.outcome
-        outcome.status, least_s = "infeasible", inf
+        outcome, least_s = self.outcome, inf
         try:
             for row in every_row(self.request, self._look_at_clock):
                 self._look_at_clock()
@@ -229,16 +224,25 @@ class MixedSearch:
                 kernel = self._maker.kernel(row)
                 kernel.price = self._within_cuts(kernel, kernel.best_split(inf))
                 outcome.rows += 1
+                # Of a kernel with too many splits to be played, one may fit though none of those played does.
+                outcome.unlisted_s = min(outcome.unlisted_s, kernel.unlisted_s)
+                least_s = min(least_s, kernel.price_s, kernel.unlisted_s)
                 if kernel.price is not None:
                     outcome.priced += 1
-                    least_s = min(least_s, kernel.price_s, kernel.unlisted_s)
                     if kernel.price_s < cutoff_s:
                         self._take(kernel)
             outcome.lower_bound_s = None if least_s == inf else least_s
-            outcome.status = "infeasible" if outcome.best is None else "optimal"
+            is_proven = outcome.unlisted_s >= min(self._limit_s, cutoff_s)
+            outcome.status = self._ended(is_proven=is_proven)
         except OutOfTimeError:
-            outcome.status = "unknown" if outcome.best is None else "feasible"
+            outcome.status = self._ended(is_proven=False)
         return outcome
+
+    def _ended(self, *, is_proven: bool) -> str:
+        """The status of a search that looked at all that counts, or that did not."""
+        if self.outcome.best is None:
+            return "infeasible" if is_proven else "unknown"
+        return "optimal" if is_proven else "feasible"
 
     @property
     def _limit_s(self) -> float:
