@@ -809,15 +809,14 @@ class MixedKernel:
         """Whether all layers find a place in one way of recomputing so many on each segment, by what ranks
         have room for, and time in a flush of so many seconds: every layer the shortest of its part.
         """
-        pp, m = int(self.layout.pp), self._each_m
+        m = self._each_m
         rows = list(zip(self.segments, self.parts, chosen, strict=True))
         layer_s = [_layers_s(costs) for costs in self.costs]
         again = [self._again_s(at, amount, way) for at, way in enumerate(chosen)]
         work_s = float(np.sum(np.min(layer_s, axis=0)))
         work_s += sum(each.ranks * own[0] for each, own in zip(self.segments, again, strict=True))
-        longest_s = min(limit_s / m, inf if m == 1 else 2.0 * (limit_s - work_s) / (m - 1))
-        if m > pp + 1:
-            longest_s = min(longest_s, (limit_s - 2.0 * work_s) / (m - pp - 1))
+        lines = least_by_work(int(self.layout.pp), m)
+        longest_s = min(float((limit_s - a * work_s) / b) for a, b in lines if b > 0)
         bounds = []
         for costs, way, (of_rank_s, of_layer_s) in zip(self.costs, chosen, again, strict=True):
             fewest, most = ways_of_recomputing(amount, self.layers)[way]
