@@ -507,6 +507,31 @@ def solved(
     return np.array([solver.value(variable) for variable in variables], dtype=np.int64)
 
 
+def all_counts(experts: int, slots: int, gpus: int) -> Counts:
+    """Every way to fill the slots with at least one replica of each expert and at most one on a GPU.
+
+    Parameters
+    ----------
+    experts
+        At least 1, at most `slots`.
+    slots
+        Of all GPUs.
+    gpus
+        The most replicas of an expert.
+
+    Returns
+    -------
+    Counts
+        [ways, experts].
+    """
+    marks = np.array(list(combinations(range(slots - 1), experts - 1)), dtype=np.int64)
+    edges = np.pad(
+        marks.reshape(-1, experts - 1), ((0, 0), (1, 1)), constant_values=((0, 0), (-1, slots - 1))
+    )
+    counts = np.diff(edges, axis=1)
+    return np.asarray(counts[(counts <= gpus).all(axis=1)])
+
+
 def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound | None:
     """For two slots per GPU: the least over all counts of the best pairing, and counts that reach it.
 
@@ -524,15 +549,10 @@ def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound
     keep
         Most counts that come back, the best first.
     """
-    experts, spare = len(load), slots - len(load)
+    experts = len(load)
     if slots != 2 * gpus or comb(slots - 1, experts - 1) > _MOST_COUNTS:
         return None
-    marks = np.array(list(combinations(range(slots - 1), experts - 1)), dtype=np.int64).reshape(
-        -1, experts - 1
-    )
-    edges = np.pad(marks, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, slots - 1)))
-    counts = np.diff(edges, axis=1)
-    counts = counts[(counts <= min(gpus, spare + 1)).all(axis=1)]
+    counts = all_counts(experts, slots, gpus)
     order = np.argsort(-load / counts, axis=1, kind="stable")
     taken = np.take_along_axis(counts, order, axis=1)
     shares = np.take_along_axis(load / counts, order, axis=1)
