@@ -889,8 +889,7 @@ def _parts(options: FleetOptions) -> list[FleetPart]:
         raise InputError(what, where="--gpus", value=options.gpus)
     for name in busy:
         check_choice(name, mixed.free_by_name, "--busy", "no part lists this node")
-    names = [mixed.name_of(index) for index in range(len(mixed.parts))]
-    clusters = {name: mixed.part(name) for name in names}
+    clusters = {name: mixed.part(name) for name in mixed.names}
     return [
         FleetPart(
             name=name,

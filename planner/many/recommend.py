@@ -338,8 +338,7 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
         cluster = read_mixed_cluster(name) if is_mixed_cluster(name) else read_cluster(name)
         _check_sizes(request, cluster)
         if isinstance(cluster, MixedClusterSpec):
-            parts = [cluster.name_of(index) for index in range(len(cluster.parts))]
-            clusters |= {f"{name}#{part}": cluster.part(part) for part in parts}
+            clusters |= {f"{name}#{part}": cluster.part(part) for part in cluster.names}
         clusters[name] = cluster
     sizes = _SizePlanner(request, clusters, progress)
     target_s = request.target_s

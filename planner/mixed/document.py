@@ -457,7 +457,7 @@ class Pipeline:
     @cached_property
     def requests(self) -> list[PlanRequest]:
         """The request on each part of the pipeline, in its order."""
-        names = [self.plan.cluster.name_of(part) for part in range(len(self.plan.cluster.parts))]
+        names = self.plan.cluster.names
         return [request_on(self.plan, names.index(name)) for name in self.plan.runs_on]
 
     @cached_property
@@ -515,19 +515,18 @@ def request_of_parts(plan: MixedPlan, names: Sequence[str] | None = None) -> Mix
     names
         The parts that it is asked on, in this order; None for all of the cluster.
     """
-    known = [plan.cluster.name_of(part) for part in range(len(plan.cluster.parts))]
-    chosen = [known.index(name) for name in names or known]
-    cluster = plan.cluster.model_copy(
-        update={"parts": tuple(plan.cluster.parts[part] for part in chosen)}
-    )
+    every = plan.cluster.names
+    chosen = [every.index(name) for name in names or every]
+    own = tuple(plan.cluster.parts[part] for part in chosen)
+    cluster = plan.cluster.model_copy(update={"parts": own})
     parts = tuple(request_on(plan, part) for part in chosen)
     return MixedRequest(cluster=cluster, parts=parts).plan_alone
 
 
 def inputs_by_part(plan: MixedPlan) -> dict[str, PlanInputs]:
     """What was asked on each part of the cluster, by its name."""
-    parts = range(len(plan.cluster.parts))
-    return {plan.cluster.name_of(part): request_on(plan, part).inputs() for part in parts}
+    names = enumerate(plan.cluster.names)
+    return {name: request_on(plan, part).inputs() for part, name in names}
 
 
 def stage_gpus(layout: LayoutDoc) -> int:
@@ -556,8 +555,8 @@ def cost_on_parts(plan: MixedPlan, budget: Budget) -> CostDoc | None:
     gpus = {each.part: each.gpus for each in plan.alone}
     parts = [
         (gpus[name], part.cluster)
-        for index, part in enumerate(plan.cluster.parts)
-        if (name := plan.cluster.name_of(index)) in plan.runs_on
+        for name, part in zip(plan.cluster.names, plan.cluster.parts, strict=True)
+        if name in plan.runs_on
     ]
     each = [(budget.cost(tokens_per_s, number, cluster), number) for number, cluster in parts]
     costs = [(cost, number) for cost, number in each if cost is not None]

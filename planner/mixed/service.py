@@ -339,7 +339,7 @@ def through_parts(
     cutoff_s: float,
     deadline: float,
     *,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
     rivals_s: Sequence[float] = (),
     corrections: Sequence[GainCorrections] = (),
 ) -> MixedOutcome:
@@ -359,15 +359,9 @@ def through_parts(
     """
     if request.first.method == "exhaustive" and not corrections:
         return MixedSearch(request, inf, deadline).run_through_all(cutoff_s)
-    search = MixedSearch(
-        request,
-        cutoff_s,
-        deadline,
-        progress=progress or _silent,
-        rivals_s=rivals_s,
-        corrections=corrections,
-    )
-    return search.run()
+    return MixedSearch(
+        request, cutoff_s, deadline, progress, rivals_s=rivals_s, corrections=corrections
+    ).run()
 
 
 def most_corrected(
@@ -455,7 +449,7 @@ def make_mixed_plan(
     InternalError
         If the plan fails its own verification: a fault of the planner.
     """
-    began = time.monotonic()
+    began, progress = time.monotonic(), progress or (lambda _: None)
     searched = _searched(request, progress, began)
     picked, outcomes = searched.picked(request), [each for _, each in searched.outcomes]
     bounds = [_least_s(plan.status, plan.objective.lower_bound_s) for plan in searched.alone]
@@ -494,12 +488,10 @@ def make_mixed_plan(
     request = request.plan_alone
     if document.layout is not None:
         if choices:
-            if progress is not None:
-                progress(f"{step_s:.4g} s a step; its choices one by one")
+            progress(f"{step_s:.4g} s a step; its choices one by one")
             document = _with_choices(request, document, searched.deadline)
         if robustness:
-            if progress is not None:
-                progress(f"{step_s:.4g} s a step; errors of the prediction")
+            progress(f"{step_s:.4g} s a step; errors of the prediction")
             document = _with_robustness(request, document, searched.deadline)
     document = with_digest(document)
     verify_mixed(document)
@@ -544,18 +536,15 @@ class _Searched:
         return _Picked(least_s, None, chosen, outcome.best)
 
 
-def _searched(
-    request: MixedRequest, progress: Callable[[str], None] | None, began: float
-) -> _Searched:
+def _searched(request: MixedRequest, progress: Callable[[str], None], began: float) -> _Searched:
     """Each part alone, then every pipeline through several; `began` is when, on the clock of `monotonic`."""
     limit_s = request.time_limit_s
     own_limit_s = None if limit_s is None else _SHARE_ALONE * limit_s
     if request.first.method == "exhaustive":
         # Too many pipelines are refused before the parts are planned alone.
         for chosen in _choices_of_parts(request):
-            next(every_row(chosen, _nothing), None)
-    if progress is not None:
-        progress("each part alone")
+            next(every_row(chosen, lambda: None), None)
+    progress("each part alone")
     alone = side_by_side([partial(_alone, part, own_limit_s) for part in request.parts])
     deadline = inf if limit_s is None else began + 0.95 * limit_s
     rivals = [
@@ -697,14 +686,6 @@ def _promise(
     )
 
 
-def _silent(_: str) -> None:
-    """Says nothing."""
-
-
-def _nothing() -> None:
-    """Does nothing."""
-
-
 def _choices_of_parts(request: MixedRequest) -> Iterator[MixedRequest]:
     """The request on every two or more of its parts."""
     count = len(request.parts)
@@ -775,7 +756,7 @@ def _with_figures(
     assert document.layout is not None
     assert document.execution is not None
     layout = segments[0].part.layout
-    names = [request.name_of(part) for part in range(len(request.parts))]
+    names = request.cluster.names
     step = mixed_step(segments, stages)
     step_s = float(np.asarray(step.seconds))
     memory_gib = mixed_memory_gib(segments, stages)
@@ -849,7 +830,7 @@ def placed_on_parts(plan: MixedPlan, onto: MixedClusterSpec) -> MixedPlan:
         If a part has too few nodes, or a rule does not hold there, memory included.
     """
     onto.check_pipeline()
-    names = [onto.name_of(part) for part in range(len(onto.parts))]
+    names = onto.names
     for name, nodes in plan.nodes:
         check_choice(name, names, "parts", "the plan runs on a part that the cluster does not have")
         part = onto.parts[names.index(name)]
@@ -868,9 +849,6 @@ def placed_on_parts(plan: MixedPlan, onto: MixedClusterSpec) -> MixedPlan:
         name: MixedPlan.model_fields[name].get_default(call_default_factory=True)
         for name in ("choices", "robustness", "cost", "baseline", "alternatives")
     }
-    nothing = AloneDoc(
-        part="", device="", gpus=1, status="unknown", step_time_s=None, lower_bound_s=None
-    )
     moved = _with_figures(moved, request, pipeline.segments, pipeline.stages)
     assert moved.predicted is not None
     moved = moved.model_copy(
@@ -880,8 +858,13 @@ def placed_on_parts(plan: MixedPlan, onto: MixedClusterSpec) -> MixedPlan:
             "status": "feasible",
             "objective": objective_of(moved.predicted.step_time_s, None),
             "alone": [
-                nothing.model_copy(
-                    update={"part": name, "device": each.cluster.device.name, "gpus": each.gpus}
+                AloneDoc(
+                    part=name,
+                    device=each.cluster.device.name,
+                    gpus=each.gpus,
+                    status="unknown",
+                    step_time_s=None,
+                    lower_bound_s=None,
                 )
                 for name, each in zip(names, request.parts, strict=True)
             ],
@@ -1100,8 +1083,8 @@ def _alone_combination(
 
 def _with_choices(request: MixedRequest, document: MixedPlan, deadline: float) -> MixedPlan:
     """The document with what each of its execution choices brings, the largest gain first."""
-    if document.layout is None or document.execution is None:
-        return document
+    assert document.layout is not None
+    assert document.execution is not None
     tasks = []
     for choice, value in compared_choices(document.layout, document.execution):
         parts = [without_choice(part, choice) for part in request.parts]
@@ -1199,7 +1182,7 @@ def best_on_parts(
         bound_s = known_s
         if bound_s is None or bound_s < step_s:
             left_s = None if deadline == inf else max(deadline - time.monotonic(), 0.0)
-            plan = fastest_plan(replace(part, time_limit_s=left_s), explained=False)
+            plan = _alone(part, left_s)
             bound_s = _least_s(plan.status, plan.objective.lower_bound_s)
             if (plan.objective.step_time_s or inf) < step_s:
                 step_s, layout = plan.objective.step_time_s or inf, plan.layout
@@ -1240,8 +1223,6 @@ def _as_it_stands_s(document: MixedPlan, choice: Choice) -> float:
 
 def _with_robustness(request: MixedRequest, document: MixedPlan, deadline: float) -> MixedPlan:
     """The document with what becomes of it under every change of its parts."""
-    if document.layout is None:
-        return document
     band, memory, rows = changes_of_parts(request)
     tasks = [partial(_scenario, request, document, row, deadline) for row in rows.values()]
     found = robustness_of(band, memory, side_by_side(tasks))
