@@ -749,7 +749,8 @@ class _Search:
         )
 
     def _experts(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        return (groups[:, None] * self._per_group + np.arange(self._per_group)).ravel()
+        members = groups[:, None] * self._per_group + np.arange(self._per_group)
+        return np.asarray(members.ravel())
 
     def _cheap(self, groups: NDArray[np.int64]) -> Loads:
         part = self._loads[:, :, self._experts(groups)]
