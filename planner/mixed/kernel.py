@@ -558,10 +558,9 @@ class PartCosts:
         last_s = head_s + modules * module_s
         if not costs.order:
             main, leading = costs.layers - costs.leading, costs.leading
-            order = ((costs.leading_s, costs.leading_recompute_s),) * leading
-            order += ((costs.layer_s, costs.layer_recompute_s),) * main
             each = (backward_s[0],) * leading + (backward_s[-1],) * main
-            costs = replace(costs, order=order, backward=BackwardSeconds(first_s, last_s, each))
+            ends = BackwardSeconds(first_s, last_s, each)
+            costs = replace(costs, order=tuple(_in_turn(costs)), backward=ends)
         else:
             ends = BackwardSeconds(first_s, last_s, tuple(backward_s))
             costs = self._fit(amount).split_costs(self._layer_costs, self._unlike, ends)
@@ -906,27 +905,25 @@ class MixedKernel:
         return MixedPrice(layout=decided, counts=counts, step_time_s=step_s)
 
 
+def _in_turn(costs: SplitCosts) -> Sequence[tuple[float, float]]:
+    """Seconds of every layer in order, nothing recomputed, and of recomputing it."""
+    leading = ((costs.leading_s, costs.leading_recompute_s),) * costs.leading
+    main = ((costs.layer_s, costs.layer_recompute_s),) * (costs.layers - costs.leading)
+    return costs.order or (*leading, *main)
+
+
 def _layers_s(costs: SplitCosts) -> list[float]:
-    """Of every layer in order, nothing recomputed."""
-    if costs.order:
-        return [seconds for seconds, _ in costs.order]
-    return [costs.leading_s] * costs.leading + [costs.layer_s] * (costs.layers - costs.leading)
+    return [seconds for seconds, _ in _in_turn(costs)]
 
 
 def shortest_s(costs: SplitCosts) -> float:
-    """Of a layer of either kind, or of the shortest of unlike ones."""
-    if costs.order:
-        return min(seconds for seconds, _ in costs.order)
-    return min(costs.layer_s, costs.leading_s) if costs.leading else costs.layer_s
+    """Seconds of the shortest layer, nothing recomputed."""
+    return min(_layers_s(costs))
 
 
 def least_again_s(costs: SplitCosts) -> float:
-    """Of recomputing a layer of either kind, or the cheapest of unlike ones."""
-    if costs.order:
-        return min(again_s for _, again_s in costs.order)
-    if not costs.leading:
-        return costs.layer_recompute_s
-    return min(costs.layer_recompute_s, costs.leading_recompute_s)
+    """Seconds of recomputing the layer that is cheapest to recompute."""
+    return min(again_s for _, again_s in _in_turn(costs))
 
 
 # Numbers of shard groups that no pipeline through parts is faster with than with a divisor of them: on every

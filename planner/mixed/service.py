@@ -515,7 +515,7 @@ class _Searched:
     """The best plan of each part alone, and how the searches for pipelines through several ended."""
 
     alone: list[Plan]
-    rivals: list[dict[str, object]]
+    rivals: list[dict[str, Any]]
     """Plans on parts alone, as alternatives are written."""
     outcomes: list[tuple[MixedRequest, MixedOutcome]]
     """By the parts that pipelines run through."""
@@ -550,7 +550,7 @@ def _searched(request: MixedRequest, progress: Callable[[str], None], began: flo
     rivals = [
         each for part, plan in enumerate(alone) for each in _rivals_alone(request, part, plan)
     ]
-    rivals_s = sorted(float(str(each["step_time_s"])) for each in rivals)
+    rivals_s = sorted(each["step_time_s"] for each in rivals)
     cutoff_s = rivals_s[request.top_k - 1] if len(rivals_s) >= request.top_k else inf
     until = deadline
     if limit_s is not None and request.first.objective == "expected":
@@ -568,7 +568,7 @@ def _alone(part: PlanRequest, limit_s: float | None) -> Plan:
     return fastest_plan(replace(part, time_limit_s=limit_s), explained=False)
 
 
-def _rivals_alone(request: MixedRequest, part: int, plan: Plan) -> list[dict[str, object]]:
+def _rivals_alone(request: MixedRequest, part: int, plan: Plan) -> list[dict[str, Any]]:
     """A part's own plan and its next best ones, as alternatives are written."""
     if plan.layout is None or plan.execution is None or plan.objective.step_time_s is None:
         return []
@@ -576,7 +576,7 @@ def _rivals_alone(request: MixedRequest, part: int, plan: Plan) -> list[dict[str
     return [{**each, "runs_on": [request.name_of(part)]} for each in (best, *plan.alternatives)]
 
 
-def _alternative(layout: LayoutDoc, execution: Execution, step_s: float) -> dict[str, object]:
+def _alternative(layout: LayoutDoc, execution: Execution, step_s: float) -> dict[str, Any]:
     """A plan among several: what it is in plain numbers, and its step."""
     of_execution = {choice.name: getattr(execution, choice.name) for choice in OF_EXECUTION}
     return {
@@ -591,7 +591,7 @@ def _alternative(layout: LayoutDoc, execution: Execution, step_s: float) -> dict
 
 def _with_alternatives(
     document: MixedPlan,
-    rivals: Sequence[dict[str, object]],
+    rivals: Sequence[dict[str, Any]],
     outcomes: Sequence[tuple[MixedRequest, MixedOutcome]],
     top_k: int,
 ) -> MixedPlan:
@@ -609,10 +609,10 @@ def _with_alternatives(
             every.append({**each, "runs_on": list(ranks), "ranks_on": list(ranks.values())})
     best_s = document.objective.step_time_s
     # What is faster than the plan of the least expected step is no next best one.
-    every = [each for each in every if float(str(each["step_time_s"])) >= best_s]
-    every.sort(key=lambda each: float(str(each["step_time_s"])))
+    every = [each for each in every if each["step_time_s"] >= best_s]
+    every.sort(key=lambda each: each["step_time_s"])
     next_best = [
-        {**each, "slower_pct": 100.0 * (float(str(each["step_time_s"])) / best_s - 1.0)}
+        {**each, "slower_pct": 100.0 * (each["step_time_s"] / best_s - 1.0)}
         for each in every[1:top_k]
     ]
     is_proven = all(each.status in ("optimal", "infeasible") for _, each in outcomes)
