@@ -374,14 +374,10 @@ def _try_limits(rows: Rows, state: State, gap: float, limits: int) -> None:
                 for load, load_limit in zip(largest, limit, strict=True)
             ]
         )
-        is_new = np.array(
-            [
-                row_counts.tobytes() not in seen[row]
-                for row, row_counts in zip(index, counts, strict=True)
-            ]
-        )
-        for row, row_counts in zip(index, counts, strict=True):
-            seen[row].add(row_counts.tobytes())
+        marks = [(seen[row], each.tobytes()) for row, each in zip(index, counts, strict=True)]
+        is_new = np.array([mark not in before for before, mark in marks])
+        for before, mark in marks:
+            before.add(mark)
         if is_new.any():
             chosen = index[is_new]
             slots = _packed(rows.take(chosen), counts[is_new], low[is_new], gap)
@@ -620,7 +616,7 @@ def _paths(load: Loads, most_slots: int, most_replicas: int) -> Slots:
 
 
 def _thinned(fewest: int, largest: int, gpus: int, ways: int) -> NDArray[np.int64]:
-    """Shares from `least` to `most`: all, or whole rounds over the GPUs and evenly spaced ones."""
+    """Shares from `fewest` to `largest`: all, or whole rounds over the GPUs and evenly spaced ones."""
     every = np.arange(fewest, largest + 1)
     if len(every) <= ways:
         return every

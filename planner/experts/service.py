@@ -758,8 +758,17 @@ def plan_experts(
                 on_first=on_first,
             )
             solved = _placed(case, effort)
+        elif case.current is None:
+            raise InputError("max-moves: needs the current placement; give it with --from FILE")
         else:
-            moved = _moved(case, request.max_moves)
+            moved = improve_from(
+                case.routing.loads,
+                case.current,
+                case.ground.shape,
+                request.max_moves,
+                limits=case.limits,
+                time_limit_s=request.time_limit_s,
+            )
             solved = moved.solved
     plan = _scored(case, solved)
     document = plan.document
@@ -786,19 +795,6 @@ def _without_groups(case: PlacementCase) -> Slots:
     return place_layers(case.routing.loads, case.ground.shape, limits, effort).slots
 
 
-def _moved(case: PlacementCase, max_moves: int) -> Moved:
-    if case.current is None:
-        raise InputError("max-moves: needs the current placement; give it with --from FILE")
-    return improve_from(
-        case.routing.loads,
-        case.current,
-        case.ground.shape,
-        max_moves,
-        limits=case.limits,
-        time_limit_s=case.request.time_limit_s,
-    )
-
-
 def _placed(case: PlacementCase, effort: PlacementEffort) -> Solved:
     """Balance first; then, where it is known which ways tokens take, less traffic under the cap."""
     request, flows, shape = case.request, case.flows, case.ground.shape
@@ -813,35 +809,31 @@ def _placed(case: PlacementCase, effort: PlacementEffort) -> Solved:
     sources = flows.sources if nodes_alike else None
     if sources is not None:
         solved = near_sources(solved, sources, shape)
+    loads, cap = by_layer(case.routing.loads, shape.gpus), request.balance or DEFAULT_CAP
     if case.limits.groups == 1:
-        return _less_traffic(case, solved)
+        return less_traffic(
+            flows,
+            loads,
+            solved,
+            shape=shape,
+            levels=case.ground.levels,
+            cap=cap,
+            spread=case.limits.spread,
+            workers=request.workers,
+            near=request.replica_choice == "touched",
+            time_limit_s=request.time_limit_s,
+        )
     solved = less_grouped_traffic(
         flows,
-        by_layer(case.routing.loads, shape.gpus),
+        loads,
         solved,
         shape=shape,
         limits=case.limits,
         effort=effort,
         levels=case.ground.levels,
-        caps=layer_caps(solved.value, request.balance or DEFAULT_CAP),
+        caps=layer_caps(solved.value, cap),
     )
     return solved if sources is None else near_sources(solved, sources, shape)
-
-
-def _less_traffic(case: PlacementCase, solved: Solved) -> Solved:
-    request, ground = case.request, case.ground
-    return less_traffic(
-        case.flows,
-        by_layer(case.routing.loads, ground.shape.gpus),
-        solved,
-        shape=ground.shape,
-        levels=ground.levels,
-        cap=request.balance or DEFAULT_CAP,
-        spread=case.limits.spread,
-        workers=request.workers,
-        near=request.replica_choice == "touched",
-        time_limit_s=request.time_limit_s,
-    )
 
 
 def _scored(case: PlacementCase, solved: Solved) -> ExpertPlan:
