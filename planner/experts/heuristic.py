@@ -179,7 +179,19 @@ class _Recount:
         self._seen: set[bytes] = set()
 
     def run(self, load: Loads, fewest: Slots, spare: int, tries: int) -> Slots:
-        """Slots [few, gpus, slots of a GPU] of the best counts."""
+        """Slots [few, gpus, slots of a GPU] of the best counts.
+
+        Parameters
+        ----------
+        load
+            Of each expert in its worst window, [experts].
+        fewest
+            Replicas that each expert gets at the least, [experts].
+        spare
+            Replicas to give beyond these, 0 or more.
+        tries
+            Counts that are packed, about: all of them where there are no more.
+        """
         experts = len(load)
         if comb(experts + spare - 1, spare) <= tries:
             ways = list(combinations_with_replacement(range(experts), spare))
@@ -674,7 +686,13 @@ class _Transfers:
         return np.stack([counts for _, _, counts in self._kept])
 
     def apart(self, candidates: Slots) -> list[Slots]:
-        """The first candidate, and the best of the others that differ by some replicas."""
+        """The first candidate, and the best of the others that differ by some replicas.
+
+        Parameters
+        ----------
+        candidates
+            Counts, [ways, experts]; the first is always among the starts.
+        """
         above = self._above(candidates)
         starts = [candidates[0]]
         for way in np.argsort(above, kind="stable").tolist():
@@ -686,7 +704,15 @@ class _Transfers:
         return starts
 
     def run(self, start: Slots, steps: int) -> None:
-        """Steps to the best of the transfers drawn; after some without a gain, on from a good one, jolted."""
+        """Steps to the best of the transfers drawn; after some without a gain, on from a good one, jolted.
+
+        Parameters
+        ----------
+        start
+            Counts to begin from, [experts].
+        steps
+            Transfers that are taken, at most.
+        """
         current, score = start, float(self._above(start[None])[0])
         pool = [(score, start.tobytes(), start)]
         waited = 0

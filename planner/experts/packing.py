@@ -381,7 +381,13 @@ def _exchange(slots: Slots, gpu: int, index: int) -> bool:
 
 
 def has_duplicates(slots: Slots) -> NDArray[np.bool_]:
-    """Whether a GPU holds an expert twice, [...] for slots [..., gpus, slots of a GPU]."""
+    """Whether a GPU holds an expert twice, [...] for slots [..., gpus, slots of a GPU].
+
+    Parameters
+    ----------
+    slots
+        Expert of each slot, [..., gpus, slots of a GPU].
+    """
     ordered = np.sort(slots, axis=-1)
     return np.asarray((ordered[..., 1:] == ordered[..., :-1]).any(axis=(-1, -2)))
 

@@ -287,7 +287,13 @@ _BIG = 1e30
 
 
 def is_enumerable(rows: Rows) -> bool:
-    """Whether all packings of all counts are few enough."""
+    """Whether all packings of all counts are few enough.
+
+    Parameters
+    ----------
+    rows
+        Slots, GPUs and experts of all rows, which are alike.
+    """
     experts = rows.loads.shape[2]
     few = partitions(rows.slots, rows.gpus) <= _MOST_PACKINGS
     return few and comb(rows.slots - 1, experts - 1) <= _MOST_COUNTS and rows.spread_nodes == 1

@@ -194,7 +194,15 @@ def read_mixed_request(
 
 
 def check_part(cluster: ClusterSpec, name: str) -> None:
-    """Raises InputError where a part of this name is no regular one of whole nodes."""
+    """Raises InputError where a part of this name is no regular one of whole nodes.
+
+    Parameters
+    ----------
+    cluster
+        Of the part, with its nodes where its file lists them.
+    name
+        What the user calls the part.
+    """
     sizes = {free_of(node, cluster.gpus_per_node) for node in cluster.nodes} - {0}
     if is_irregular(cluster) or not sizes <= {cluster.gpus_per_node}:
         raise InputError(
@@ -444,7 +452,13 @@ class Pipeline:
 
     @classmethod
     def of(cls, plan: MixedPlan) -> Pipeline:
-        """The pipeline of a plan that runs through parts. Raises InfeasibleError where it has none."""
+        """The pipeline of a plan that runs through parts. Raises InfeasibleError where it has none.
+
+        Parameters
+        ----------
+        plan
+            Of any status; without a layout it is refused.
+        """
         if plan.layout is None:
             raise InfeasibleError(f"the plan has no layout (status {plan.status})")
         return cls(
@@ -498,7 +512,15 @@ class Pipeline:
 
 
 def request_on(plan: MixedPlan, part: int) -> PlanRequest:
-    """What was asked, on one part of the cluster, counted from 0."""
+    """What was asked, on one part of the cluster, counted from 0.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    part
+        Its place in the cluster file, from 0.
+    """
     own = plan.cluster.parts[part]
     return PlanRequest.of_inputs(
         plan.inputs, cluster=read_cluster(own.cluster, own.gpus), gpus=own.gpus
@@ -630,6 +652,11 @@ def read_mixed_plan(path: str | PathLike[str]) -> MixedPlan:
 def read_mixed_answer(path: str | PathLike[str]) -> MixedPlan:
     """The plan of a file, as `read_mixed_plan` reads it, that says what is fastest.
 
+    Parameters
+    ----------
+    path
+        Of a `mixed_plan.yaml`, or of saved `plan --json` output.
+
     Raises
     ------
     InputError
@@ -649,6 +676,11 @@ def read_any_plan(path: str | PathLike[str]) -> AnyPlan:
     """The plan of a file or folder that has a layout: a pipeline through parts, or a plan on one cluster.
 
     Where a part alone is fastest, that part's own plan is read, which lies beside the `mixed_plan.yaml`.
+
+    Parameters
+    ----------
+    path
+        Of a plan file of either kind, or of the folder that `plan -o` wrote.
 
     Raises
     ------

@@ -156,6 +156,13 @@ class Partitions:
         """The fastest partition below a cutoff; None where none is, or none fits.
 
         What follows the pipeline takes `rest_s` or more, before what a step loses on many nodes.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds of a step that a partition must beat; infinite where any will do.
+        rest_s
+            What follows the pipeline at the least, seconds.
         """
         best: PlayedSplit | None = None
         limit_s = cutoff_s
@@ -427,7 +434,13 @@ class _Between:
         ]
 
     def ways(self, caps: _Caps) -> _Ways:
-        """The longest ways that turn round at each rank, within caps."""
+        """The longest ways that turn round at each rank, within caps.
+
+        Parameters
+        ----------
+        caps
+            Parameters that ranks of each segment may have at the most.
+        """
         way_s = []
         for rank, seconds in enumerate(self._way_s):
             at = self._segment_of[rank]
@@ -463,6 +476,13 @@ class _Ways:
     def listed(self, limit_s: float, most: int) -> tuple[IntArray, bool]:
         """Partitions with no way longer than a limit, [k, pp + 1] places; so many of them where these are
         more, and whether these are all.
+
+        Parameters
+        ----------
+        limit_s
+            Longest way that a partition may have, seconds of a flush.
+        most
+            Partitions that come back; of more, some spread evenly over all.
         """
         within = [each <= limit_s for each in self._through_s]
         counts = [np.ones(len(self._places[-1]))]
@@ -541,7 +561,13 @@ class PartCosts:
         return MemoryFit(self.placed.workload, replace(self.placed.layout, recompute_layers=amount))
 
     def costs(self, amount: int) -> SplitCosts:
-        """With so many layers of each rank recomputed in full."""
+        """With so many layers of each rank recomputed in full.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
+        """
         if amount not in self._costs:
             self._costs[amount] = self._fit(amount).split_costs(self._layer_costs, self._unlike)
         return self._costs[amount]
@@ -569,6 +595,15 @@ class PartCosts:
     def in_order(self, amount: int, way: int, ranks: range) -> list[RankParts]:
         """What each of some ranks may hold of the sequence of layers, with so many of its own recomputed in
         one of `ways_of_recomputing`.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
+        way
+            Which of `ways_of_recomputing`, from 0.
+        ranks
+            Of the pipeline, those that lie on the part.
         """
         model, layout = self.placed.workload.model, self.placed.layout
         kinds = [inside for _, inside in kind_parameters_on_gpu(model, layout)]
@@ -612,7 +647,13 @@ class PartCosts:
         return np.asarray(number <= np.array(by_leading)[leading])
 
     def rooms(self, amount: int) -> tuple[Rooms, ...]:
-        """What each rank of the pipeline has room for here, with so many layers recomputed."""
+        """What each rank of the pipeline has room for here, with so many layers recomputed.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
+        """
         if amount not in self._rooms:
             fit, layers = self._fit(amount), self.placed.workload.model.layers
             ways = ways_of_recomputing(amount, layers)
@@ -620,7 +661,15 @@ class PartCosts:
         return self._rooms[amount]
 
     def most_rooms(self, amount: int, way: int) -> list[int]:
-        """The most layers that each rank of the pipeline may have room for, whichever they are."""
+        """The most layers that each rank of the pipeline may have room for, whichever they are.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
+        way
+            Which of `ways_of_recomputing`, from 0.
+        """
         model, ranks = self.placed.workload.model, range(int(self.placed.layout.pp))
         if model.unlike_bytes:
             return [model.layers for _ in ranks]
@@ -660,6 +709,11 @@ class PartCosts:
     def least_rooms(self, amount: int) -> list[int]:
         """Layers that fit on each rank of the pipeline, as many or more recomputed, however many lead, and
         whichever they are of unlike ones.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
         """
         if self.placed.workload.model.unlike_layers:
             ranks = range(int(self.placed.layout.pp))
@@ -674,6 +728,13 @@ class PartCosts:
 def ways_of_recomputing(amount: int, layers: int) -> list[tuple[int, int]]:
     """The fewest and the most layers of a rank in each way to recompute so many of them: as many or more, and
     as many or fewer, which are recomputed all then.
+
+    Parameters
+    ----------
+    amount
+        Layers of a rank that a launch recomputes in full, 0 or more; `ALL_LAYERS` for all of them.
+    layers
+        Of the model, from 1.
     """
     ways = [(max(amount, 1), layers)] if amount <= layers else []
     return [*ways, (1, min(amount, layers))] if amount > 1 else ways
@@ -744,6 +805,11 @@ class MixedKernel:
         """The fastest split that fits; None where none fits or beats `cutoff_s`.
 
         Recomputed layers are tried in rising order: once memory no longer limits a rank, more only cost more.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds of a step; infinite where any split will do.
         """
         best: PlayedSplit | None = None
         layers, sent_s = self.layers, hand_overs_s(self.segments)
@@ -890,7 +956,13 @@ class MixedKernel:
         yield ALL_LAYERS
 
     def segments_of(self, layout: Layout) -> list[Segment]:
-        """The segments with the number of recomputed layers decided."""
+        """The segments with the number of recomputed layers decided.
+
+        Parameters
+        ----------
+        layout
+            That of the kernel, its number of recomputed layers decided.
+        """
         return [replace(each, part=replace(each.part, layout=layout)) for each in self.segments]
 
     def _checked(self, best: PlayedSplit) -> MixedPrice:

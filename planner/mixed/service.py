@@ -959,7 +959,15 @@ class _Largest(NamedTuple):
         return cls(max(map(usable_hbm_gib, works)), max(stated_gib, default=inf))
 
     def rows(self, workload: Workload, layout: Layout) -> list[RankRow]:
-        """What each pipeline rank holds on the part of a workload, with what the part has less."""
+        """What each pipeline rank holds on the part of a workload, with what the part has less.
+
+        Parameters
+        ----------
+        workload
+            On a part, under the execution of the pipeline.
+        layout
+            In plain numbers; of all ranks of its pipeline, rows come back.
+        """
         host_gib, less_gib = host_limit_gib(workload), self.hbm_gib - usable_hbm_gib(workload)
         return [
             replace(
@@ -1232,7 +1240,13 @@ def _with_robustness(request: MixedRequest, document: MixedPlan, deadline: float
 def changes_of_parts(
     request: MixedRequest,
 ) -> tuple[ErrorBand, ErrorBand, dict[str, list[Change | None]]]:
-    """The widest bands of steps and of memory of any part, and by its words what is off on each part."""
+    """The widest bands of steps and of memory of any part, and by its words what is off on each part.
+
+    Parameters
+    ----------
+    request
+        What is planned; each part has the bands of its own device and stack.
+    """
     works = [part.workload() for part in request.parts]
     band = _widest([step_time_band(work) for work in works])
     memory = _widest([peak_memory_band(work) for work in works])
@@ -1245,7 +1259,15 @@ def changes_of_parts(
 
 
 def changed_parts(request: MixedRequest, by_part: Sequence[Change | None]) -> MixedRequest:
-    """A request with what is off on each part; None is nothing."""
+    """A request with what is off on each part; None is nothing.
+
+    Parameters
+    ----------
+    request
+        As it was searched.
+    by_part
+        For each part what is off there; None where nothing is.
+    """
     pairs = zip(by_part, request.parts, strict=True)
     parts = tuple(part if change is None else change.applied(part) for change, part in pairs)
     return replace(request, parts=parts)
@@ -1290,7 +1312,15 @@ def _scenario(
 
 
 def moved_step_s(changed: MixedRequest, document: MixedPlan) -> float | None:
-    """The step of a pipeline on changed parts, nothing in it moved; None where it no longer fits."""
+    """The step of a pipeline on changed parts, nothing in it moved; None where it no longer fits.
+
+    Parameters
+    ----------
+    changed
+        The request with what is off on its parts, in the order of the cluster file.
+    document
+        A pipeline through parts, as it was planned.
+    """
     parts = tuple(
         stated.model_copy(update={"cluster": part.cluster})
         for stated, part in zip(document.cluster.parts, changed.parts, strict=True)
@@ -1308,7 +1338,15 @@ def moved_step_s(changed: MixedRequest, document: MixedPlan) -> float | None:
 
 
 def with_mixed_cost(result: MixedResult, budget: Budget) -> MixedResult:
-    """A result with what the training takes; as it is where there is no plan, or nothing is asked."""
+    """A result with what the training takes; as it is where there is no plan, or nothing is asked.
+
+    Parameters
+    ----------
+    result
+        Of any status.
+    budget
+        Tokens or days of the training, and a price in place of the parts' own.
+    """
     cost = cost_on_parts(result.document, budget)
     if cost is None:
         return result

@@ -41,7 +41,13 @@ from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
 
 
 def objective_faults(plan: MixedPlan) -> Iterator[str]:
-    """Status, step, bound and gap that contradict each other or what the plan consists of, in words."""
+    """Status, step, bound and gap that contradict each other or what the plan consists of, in words.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    """
     price_s, bound_s = plan.objective.step_time_s, plan.objective.lower_bound_s
     gap = plan.objective.gap
     if (price_s is not None) != (plan.status in ("optimal", "feasible")):
@@ -82,7 +88,13 @@ def _shape_faults(plan: MixedPlan, price_s: float) -> Iterator[str]:
 
 
 def alone_faults(plan: MixedPlan) -> Iterator[str]:
-    """What is said of each part alone against the cluster, the plan's step and its bound, in words."""
+    """What is said of each part alone against the cluster, the plan's step and its bound, in words.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    """
     parts = plan.cluster.parts
     wanted = [
         (name, part.cluster.device.name, part.gpus)
@@ -138,7 +150,13 @@ def _alternative_faults(plan: MixedPlan) -> Iterator[str]:
 
 
 def verify_mixed(plan: MixedPlan) -> None:
-    """Raises InternalError with everything that is wrong with a plan on a mixed cluster."""
+    """Raises InternalError with everything that is wrong with a plan on a mixed cluster.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    """
     broken = list(mixed_faults(plan))
     if broken:
         raise InternalError("the mixed plan failed its own verification: " + "; ".join(broken))
