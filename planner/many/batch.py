@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -762,9 +762,16 @@ def _work(
 
 
 def _identity(jobs: list[Job]) -> str:
-    """Of a batch: what its results depend on."""
+    """Of a batch: what its results depend on, the files that its jobs name included."""
     text = json.dumps([dict(job.fields) for job in jobs], sort_keys=True, default=str)
-    return hashlib.sha256((code_fingerprint() + text).encode()).hexdigest()
+    digest = hashlib.sha256((code_fingerprint() + text).encode())
+    documents = [job.document for job in jobs if job.document is not None]
+    named = {name for each in documents for name in (each.model, each.cluster, each.calibration)}
+    # A part of a mixed cluster is FILE#PART; names of catalogs are no files.
+    for path in sorted({path for name in named if name for path in (name, name.partition("#")[0])}):
+        with suppress(OSError, ValueError):
+            digest.update(f"{Path(path).name}\0".encode() + Path(path).read_bytes())
+    return digest.hexdigest()
 
 
 def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
