@@ -399,7 +399,7 @@ class MixedClusterSpec(ClosedDocument):
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> Self:
-        names = [self.name_of(index) for index in range(len(self.parts))]
+        names = self.names
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"parts: two are called {name!r}; give each a name of its own")
@@ -410,6 +410,11 @@ class MixedClusterSpec(ClosedDocument):
                 raise ValueError(f"parts: two list node {min(both)!r}: a node is of one part")
             hosts |= node_names
         return self
+
+    @property
+    def names(self) -> list[str]:
+        """How the parts are called, in their order."""
+        return [self.name_of(index) for index in range(len(self.parts))]
 
     def check_pipeline(self) -> None:
         """Raises InputError where no pipeline runs through the parts: each can only be used alone."""
@@ -425,7 +430,7 @@ class MixedClusterSpec(ClosedDocument):
             what = f"{len(self.parts)}, but pipelines run through {MOST_PIPELINE_PARTS} at most"
         else:
             return
-        alone = ", ".join(self.name_of(index) for index in range(len(self.parts)))
+        alone = ", ".join(self.names)
         remedy = (
             f"plan on one part with --cluster FILE#PART ({alone}); `fleet` shares all of them out"
         )

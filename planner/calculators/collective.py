@@ -167,7 +167,13 @@ LINKS = {
 
 
 def link_named(name: str) -> Link:
-    """A link of `LINKS`. Raises InputError for another name."""
+    """A link of `LINKS`. Raises InputError for another name.
+
+    Parameters
+    ----------
+    name
+        A key of `LINKS`.
+    """
     check_choice(name, LINKS, "--link", "no such link")
     return LINKS[name]
 
@@ -404,7 +410,13 @@ _PASSES = {"all_reduce": 2.0}
 
 
 def log_text(path: Path) -> SourceText:
-    """The text of a log, at most `MOST_LOG_BYTES`. Raises InputError where it cannot be read."""
+    """The text of a log, at most `MOST_LOG_BYTES`. Raises InputError where it cannot be read.
+
+    Parameters
+    ----------
+    path
+        Of what nccl-tests printed.
+    """
     return SourceText(name=str(path), text=read_text(path, MOST_LOG_BYTES))
 
 

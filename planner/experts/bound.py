@@ -139,7 +139,21 @@ class _Choices:
     def of(
         cls, load: Loads, limit: float, fewest: Slots, most: int, small: float = 0.0
     ) -> _Choices:
-        """The choices; replicas of at most `small` of the limit, above 0, are one choice of an expert."""
+        """The choices; replicas of at most `small` of the limit, above 0, are one choice of an expert.
+
+        Parameters
+        ----------
+        load
+            Of each expert, [experts].
+        limit
+            Largest load of a GPU, in the unit of the loads.
+        fewest
+            Replicas that each expert needs at the least, [experts].
+        most
+            Of any expert.
+        small
+            Share of the limit up to which replicas count as nothing; 0 where every count is a choice.
+        """
         values, kind_of = np.unique(load, return_inverse=True)
         rows: list[tuple[int, int, float, int]] = []
         for kind, value in enumerate(values.tolist()):
@@ -356,7 +370,19 @@ class _Parts:
     def of(
         cls, load: Loads, sizes: tuple[int, int], limit: float, need: tuple[Slots, int]
     ) -> _Parts | None:
-        """The parts for (slots, GPUs) and what `least_counts` says; None where the conditions say nothing."""
+        """The parts for (slots, GPUs) and what `least_counts` says; None where the conditions say nothing.
+
+        Parameters
+        ----------
+        load
+            Of each expert, [experts], in units of a GPU's mean load.
+        sizes
+            (slots, GPUs), the slots a multiple of the GPUs.
+        limit
+            Largest load of a GPU, in the unit of the loads.
+        need
+            (replicas of each expert at the least, slots to spare) at this limit.
+        """
         (slots, gpus), (fewest, spare) = sizes, need
         is_hot = (load > limit / 2) | (fewest > 1)
         hot, cold = np.flatnonzero(is_hot), np.flatnonzero(~is_hot)
@@ -387,7 +413,13 @@ class _Parts:
         return self.limit / (2 * self.other_slots)
 
     def at(self, levels: Loads) -> tuple[Loads, Loads]:
-        """Parts of the choices [levels, choices], of k replicas more for cold ones [levels, spare + 1]."""
+        """Parts of the choices [levels, choices], of k replicas more for cold ones [levels, spare + 1].
+
+        Parameters
+        ----------
+        levels
+            u of the conditions, above 0 and at most `top`, [levels].
+        """
         u = levels[:, None]
         over = np.maximum(0, self.replica + self.other_slots * u - self.limit)
         hot = self.count * (over - np.maximum(0, u - self.replica))
@@ -401,7 +433,15 @@ class _Parts:
         return np.unique(np.append(levels, self.top))
 
     def most_broken(self, chosen: NDArray[np.int64], extra_cold: int) -> float | None:
-        """The level whose condition is broken most: between corners of its two sides it is linear."""
+        """The level whose condition is broken most: between corners of its two sides it is linear.
+
+        Parameters
+        ----------
+        chosen
+            Choice of each hot expert, as indices into `count`, [hot].
+        extra_cold
+            Replicas more among the cold experts, 0 to `spare`.
+        """
         corners = np.concatenate(
             [
                 (self.limit - self.replica[chosen]) / self.other_slots,
@@ -417,7 +457,15 @@ class _Parts:
         return float(levels[worst]) if broken[worst] > 1 / _UNIT else None
 
     def counts(self, chosen: NDArray[np.int64], extra_cold: int, gpus: int) -> tuple[Slots, ...]:
-        """Counts with `more` replicas for the smallest expert, one each for the smallest, or between."""
+        """Counts with `more` replicas for the smallest expert, one each for the smallest, or between.
+
+        Parameters
+        ----------
+        chosen, extra_cold
+            As `most_broken` takes them.
+        gpus
+            Counts with more replicas of one expert are left out.
+        """
         base = np.ones(self.experts, dtype=np.int64)
         base[self.hot] = self.count[chosen]
         by_content: dict[bytes, Slots] = {}
@@ -507,6 +555,31 @@ def solved(
     return np.array([solver.value(variable) for variable in variables], dtype=np.int64)
 
 
+def all_counts(experts: int, slots: int, gpus: int) -> Counts:
+    """Every way to fill the slots with at least one replica of each expert and at most one on a GPU.
+
+    Parameters
+    ----------
+    experts
+        At least 1, at most `slots`.
+    slots
+        Of all GPUs.
+    gpus
+        The most replicas of an expert.
+
+    Returns
+    -------
+    Counts
+        [ways, experts].
+    """
+    marks = np.array(list(combinations(range(slots - 1), experts - 1)), dtype=np.int64)
+    edges = np.pad(
+        marks.reshape(-1, experts - 1), ((0, 0), (1, 1)), constant_values=((0, 0), (-1, slots - 1))
+    )
+    counts = np.diff(edges, axis=1)
+    return np.asarray(counts[(counts <= gpus).all(axis=1)])
+
+
 def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound | None:
     """For two slots per GPU: the least over all counts of the best pairing, and counts that reach it.
 
@@ -524,15 +597,10 @@ def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound
     keep
         Most counts that come back, the best first.
     """
-    experts, spare = len(load), slots - len(load)
+    experts = len(load)
     if slots != 2 * gpus or comb(slots - 1, experts - 1) > _MOST_COUNTS:
         return None
-    marks = np.array(list(combinations(range(slots - 1), experts - 1)), dtype=np.int64).reshape(
-        -1, experts - 1
-    )
-    edges = np.pad(marks, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, slots - 1)))
-    counts = np.diff(edges, axis=1)
-    counts = counts[(counts <= min(gpus, spare + 1)).all(axis=1)]
+    counts = all_counts(experts, slots, gpus)
     order = np.argsort(-load / counts, axis=1, kind="stable")
     taken = np.take_along_axis(counts, order, axis=1)
     shares = np.take_along_axis(load / counts, order, axis=1)

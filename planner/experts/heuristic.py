@@ -179,7 +179,19 @@ class _Recount:
         self._seen: set[bytes] = set()
 
     def run(self, load: Loads, fewest: Slots, spare: int, tries: int) -> Slots:
-        """Slots [few, gpus, slots of a GPU] of the best counts."""
+        """Slots [few, gpus, slots of a GPU] of the best counts.
+
+        Parameters
+        ----------
+        load
+            Of each expert in its worst window, [experts].
+        fewest
+            Replicas that each expert gets at the least, [experts].
+        spare
+            Replicas to give beyond these, 0 or more.
+        tries
+            Counts that are packed, about: all of them where there are no more.
+        """
         experts = len(load)
         if comb(experts + spare - 1, spare) <= tries:
             ways = list(combinations_with_replacement(range(experts), spare))
@@ -374,14 +386,10 @@ def _try_limits(rows: Rows, state: State, gap: float, limits: int) -> None:
                 for load, load_limit in zip(largest, limit, strict=True)
             ]
         )
-        is_new = np.array(
-            [
-                row_counts.tobytes() not in seen[row]
-                for row, row_counts in zip(index, counts, strict=True)
-            ]
-        )
-        for row, row_counts in zip(index, counts, strict=True):
-            seen[row].add(row_counts.tobytes())
+        marks = [(seen[row], each.tobytes()) for row, each in zip(index, counts, strict=True)]
+        is_new = np.array([mark not in before for before, mark in marks])
+        for before, mark in marks:
+            before.add(mark)
         if is_new.any():
             chosen = index[is_new]
             slots = _packed(rows.take(chosen), counts[is_new], low[is_new], gap)
@@ -620,7 +628,7 @@ def _paths(load: Loads, most_slots: int, most_replicas: int) -> Slots:
 
 
 def _thinned(fewest: int, largest: int, gpus: int, ways: int) -> NDArray[np.int64]:
-    """Shares from `least` to `most`: all, or whole rounds over the GPUs and evenly spaced ones."""
+    """Shares from `fewest` to `largest`: all, or whole rounds over the GPUs and evenly spaced ones."""
     every = np.arange(fewest, largest + 1)
     if len(every) <= ways:
         return every
@@ -678,7 +686,13 @@ class _Transfers:
         return np.stack([counts for _, _, counts in self._kept])
 
     def apart(self, candidates: Slots) -> list[Slots]:
-        """The first candidate, and the best of the others that differ by some replicas."""
+        """The first candidate, and the best of the others that differ by some replicas.
+
+        Parameters
+        ----------
+        candidates
+            Counts, [ways, experts]; the first is always among the starts.
+        """
         above = self._above(candidates)
         starts = [candidates[0]]
         for way in np.argsort(above, kind="stable").tolist():
@@ -690,7 +704,15 @@ class _Transfers:
         return starts
 
     def run(self, start: Slots, steps: int) -> None:
-        """Steps to the best of the transfers drawn; after some without a gain, on from a good one, jolted."""
+        """Steps to the best of the transfers drawn; after some without a gain, on from a good one, jolted.
+
+        Parameters
+        ----------
+        start
+            Counts to begin from, [experts].
+        steps
+            Transfers that are taken, at most.
+        """
         current, score = start, float(self._above(start[None])[0])
         pool = [(score, start.tobytes(), start)]
         waited = 0

@@ -126,7 +126,13 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
-    """The arrays of an npz, npy (called `load`) or JSON file; None for other endings. Raises InputError."""
+    """The arrays of an npz, npy (called `load`) or JSON file; None for other endings. Raises InputError.
+
+    Parameters
+    ----------
+    path
+        Of a file; its ending says how it is read.
+    """
     readers: dict[str, Callable[[bytes], dict[str, NDArray[Any]]]] = {
         ".npz": lambda data: _npz(data, path),
         ".npy": lambda data: {"load": _npy(io.BytesIO(data), str(path))},
@@ -410,7 +416,13 @@ def near_sources(solved: Solved, affinity: Loads, shape: SlotShape) -> Solved:
 
 
 def best_order(benefit: Loads) -> Slots:
-    """Which node goes to each place, for the largest sum of kept [places, nodes]; who stays, among equals."""
+    """Which node goes to each place, for the largest sum of kept [places, nodes]; who stays, among equals.
+
+    Parameters
+    ----------
+    benefit
+        Choices that stay where a node stands at a place, at least 0, [places, nodes].
+    """
     from ortools.graph.python import linear_sum_assignment
 
     nodes = len(benefit)
@@ -657,7 +669,13 @@ def blocks_per_token(
 
 
 def distinct(block: Ids) -> Ids:
-    """Different non-negative numbers in each row."""
+    """Different non-negative numbers in each row.
+
+    Parameters
+    ----------
+    block
+        Numbers of blocks, [rows, any]; negative ones count as none.
+    """
     ordered = np.sort(np.where(block >= 0, block, -1), axis=1)
     fresh = np.concatenate(
         [ordered[:, :1] >= 0, (ordered[:, 1:] != ordered[:, :-1]) & (ordered[:, 1:] >= 0)], axis=1

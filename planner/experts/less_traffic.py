@@ -270,7 +270,13 @@ class SwapState:
         return np.asarray(sum(term.change() for term in self._terms))
 
     def loads(self, size: int) -> Loads:
-        """Load of every block of `size` GPUs in mean GPU loads, [windows, blocks]."""
+        """Load of every block of `size` GPUs in mean GPU loads, [windows, blocks].
+
+        Parameters
+        ----------
+        size
+            GPUs of a block, a divisor of all.
+        """
         index = self.gpu // size
         return np.stack(
             [np.bincount(index, weights=w, minlength=self._gpus // size) for w in self._weight]
@@ -311,7 +317,13 @@ class SwapState:
         return total
 
     def barred(self, rooms: tuple[Room, ...]) -> NDArray[np.bool_]:
-        """Pairs that may not change places: one's expert has no room where the other is, [units, units]."""
+        """Pairs that may not change places: one's expert has no room where the other is, [units, units].
+
+        Parameters
+        ----------
+        rooms
+            How often an expert may lie in blocks of some sizes; none where any exchange may be.
+        """
         expert, bad = self._expert, self._same
         for room in rooms:
             place = self.gpu // room.gpus
@@ -523,7 +535,13 @@ class NodeExchange:
         return 1.0 if self.flows.tokens is None else float(self.flows.tokens.shape[1])
 
     def choices(self, slots: Slots) -> Ids | None:
-        """Replica of each choice [tokens, top-k], replicas numbered by their slots."""
+        """Replica of each choice [tokens, top-k], replicas numbered by their slots.
+
+        Parameters
+        ----------
+        slots
+            Expert of each slot, [gpus, slots of a GPU].
+        """
         if self.flows.tokens is None:
             return None
         near = self.shape.node_gpus if self.near else None
@@ -565,7 +583,13 @@ class NodeExchange:
         return tuple(terms)
 
     def cost(self, slots: Slots) -> float:
-        """Of a placement, replicas of an expert taken anew."""
+        """Of a placement, replicas of an expert taken anew.
+
+        Parameters
+        ----------
+        slots
+            Expert of each slot, [gpus, slots of a GPU].
+        """
         gpu = np.arange(self.shape.slots) // self.shape.per_gpu
         return sum(term.cost() for term in self.terms(slots, self.choices(slots), gpu))
 
@@ -806,7 +830,13 @@ class _Ties:
     """[units, units], zero diagonal."""
 
     def cost(self, members: Slots) -> float:
-        """A set's part of the traffic: tokens that touch it, or, below 0, pairs that it keeps together."""
+        """A set's part of the traffic: tokens that touch it, or, below 0, pairs that it keeps together.
+
+        Parameters
+        ----------
+        members
+            Numbers of the units of one set.
+        """
         if self.touched is not None:
             return float(self.touched[:, members].any(axis=1).sum())
         return (
@@ -816,7 +846,15 @@ class _Ties:
         )
 
     def term(self, block: Ids, weight: float) -> Term:
-        """The same for the search."""
+        """The same for the search.
+
+        Parameters
+        ----------
+        block
+            Where each unit lies, [units].
+        weight
+            What touching one more block, or a pair apart, costs.
+        """
         if self.touched is not None:
             # Columns that are true in each row, [rows, the most in a row], -1 beyond.
             row, column = np.nonzero(self.touched)

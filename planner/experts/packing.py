@@ -87,7 +87,7 @@ class State:
         return np.maximum(self.bound[index], rows.needed[index])
 
     def unsolved(self, rows: Rows, gap: float) -> NDArray[np.int64]:
-        """Rows with a placement whose value is more than `gap` above their target.
+        """Rows whose value is more than `gap` above their target, those without a placement among them.
 
         Parameters
         ----------
@@ -381,7 +381,13 @@ def _exchange(slots: Slots, gpu: int, index: int) -> bool:
 
 
 def has_duplicates(slots: Slots) -> NDArray[np.bool_]:
-    """Whether a GPU holds an expert twice, [...] for slots [..., gpus, slots of a GPU]."""
+    """Whether a GPU holds an expert twice, [...] for slots [..., gpus, slots of a GPU].
+
+    Parameters
+    ----------
+    slots
+        Expert of each slot, [..., gpus, slots of a GPU].
+    """
     ordered = np.sort(slots, axis=-1)
     return np.asarray((ordered[..., 1:] == ordered[..., :-1]).any(axis=(-1, -2)))
 
@@ -445,7 +451,7 @@ def _round(
     worst = load.max(axis=1).argmax(axis=1)
     top = load.max(axis=(1, 2))
     worst_weight, worst_experts = w[every, :, worst], s[every, worst]
-    # given[r, k, i, g, j]: what the fullest GPU sheds when its slot i changes places with slot j of GPU g.
+    # shed[r, k, i, g, j]: what the fullest GPU sheds when its slot i changes places with slot j of GPU g.
     shed = worst_weight[:, :, :, None, None] - w[:, :, None, :, :]
     remaining = load[every, :, worst][:, :, None, None, None] - shed
     gained = load[:, :, None, :, None] + shed
@@ -488,7 +494,7 @@ def _spread_limits(
     most_on_node: Slots,
     nodes: int,
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Where an exchange would put more replicas of an expert on a node than `most` [rows, experts] allows.
+    """Where an exchange would put more replicas of an expert on a node than `most_on_node` allows.
 
     [rows, slots of the fullest GPU, gpus] for what it gives, [rows, gpus, slots] for what it gets.
     """

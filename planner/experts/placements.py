@@ -406,7 +406,15 @@ class _Layer:
     """GPUs of a block that no expert leaves."""
 
     def curve(self, most_moves: int, most_steps: int) -> list[_Step]:
-        """The best placement found for 0 .. n moves; the first is the current one."""
+        """The best placement found for 0 .. n moves; the first is the current one.
+
+        Parameters
+        ----------
+        most_moves
+            Of the layer; the curve has one point more than it gets to.
+        most_steps
+            Changes that are made one after the other, at most.
+        """
         step = self._step(self.slots)
         best = [step]
         # Going back over a move frees it, so the count of steps is bounded apart from that of moves.

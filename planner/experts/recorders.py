@@ -400,8 +400,14 @@ def _raw_trace(path: Path, experts: int) -> Routing | None:
 
 def _key(name: str, path: Path) -> tuple[int, int]:
     first, _, second = name.partition("_")
-    if not (first.isdecimal() and second.isdecimal()):
-        raise InputError(f"{path}: tensor {name[:60]!r}: names must be ITERATION_LAYER")
+    if (
+        len(name) > 40
+        or not (first.isdecimal() and second.isdecimal())
+        or int(second) >= MOST_LAYERS
+    ):
+        raise InputError(
+            f"{path}: tensor {name[:60]!r}: names must be ITERATION_LAYER, layers below {MOST_LAYERS:,}"
+        )
     return int(first), int(second)
 
 
@@ -448,6 +454,8 @@ def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
             raise InputError(
                 f"{where}: layer and iteration must be integers, tokens_per_expert a list of counts"
             )
+        if not 0 <= layer < MOST_LAYERS:
+            raise InputError(f"{where}: layer must be from 0 to {MOST_LAYERS - 1}, got {layer}")
         for offset, row in enumerate(counts if counts.ndim == 2 else counts[None]):
             by_layer = steps.setdefault(step, {})
             earlier = by_layer.get(layer + offset)

@@ -124,6 +124,8 @@ class Ground:
     cluster: ClusterSpec
     shape: SlotShape
     levels: tuple[Level, ...]
+    domain_gpus: int
+    """GPUs that exchange without the network: of a node, or of an NVLink domain of several nodes."""
     gb_per_s: float
     """Nominal network rate of one GPU, one direction."""
     model: ModelSpec | None
@@ -172,16 +174,21 @@ def read_ground(request: ExpertRequest, experts: int) -> Ground:
         cluster=cluster,
         shape=shape,
         levels=_levels(cluster, gpus, shape.node_gpus),
+        domain_gpus=max(shape.node_gpus, min(cluster.nvlink_domain, gpus)),
         gb_per_s=cluster.nic_gbps_per_gpu / 8,
         model=model,
     )
 
 
 def _levels(cluster: ClusterSpec, gpus: int, node_gpus: int) -> tuple[Level, ...]:
-    """Nodes, then larger blocks of the fabric, weighted by how much slower their links are."""
+    """Nodes, then larger blocks of the fabric, weighted by how much slower their links are.
+
+    Nodes of one NVLink domain reach each other over NVLink, at so much less than over the network.
+    """
     fabric = fabric_levels(cluster, gpus)
     rates = fabric.gb_per_s
-    levels = [Level(name="node", gpus=node_gpus, weight=1.0)]
+    weight = float(rates[1] / rates[0]) if len(rates) > 1 and node_gpus < fabric.blocks[0] else 1.0
+    levels = [Level(name="node", gpus=node_gpus, weight=weight)]
     for name, block, rate in zip(
         fabric.names[1:], fabric.blocks[:-1].tolist(), rates[1:].tolist(), strict=True
     ):
@@ -378,7 +385,7 @@ def exchange_row(case: PlacementCase, loads: Loads, slots: Slots) -> dict[str, A
     if leaf_gpus is not None:
         row["inside_leaf_share"] = inside_share(leaf_gpus, ground.shape.gpus)
     if ground.model is not None:
-        away = 1.0 - row["inside_node_share"]
+        away = 1.0 - inside_share(ground.domain_gpus, ground.shape.gpus)
         received_bytes = choices * away * ground.model.routed_width * 2.0
         even_s = received_bytes / (ground.gb_per_s * 1e9)
         row["even_all_to_all_s"] = even_s
@@ -532,8 +539,9 @@ def traffic_row(
     """Blocks touched per token; bytes and time of one dispatch of `tokens_per_gpu` tokens from every GPU.
 
     A token's own node is among those that it touches by chance 1 / nodes. The slowest receiver ends the
-    all-to-all. Plain: every chosen expert is sent a copy, and the busiest GPU receives them over its NIC.
-    Deduplicated (DeepEP's two levels): one copy to each node, shared evenly by the NICs of the busiest node.
+    all-to-all, of which the network's part is told: nothing crosses it inside an NVLink domain, be that a
+    node or several. Plain: every chosen expert is sent a copy, and the busiest GPU receives them over its
+    NIC. Deduplicated (DeepEP's two levels): one copy to each domain, shared evenly by the busiest one's NICs.
 
     Parameters
     ----------
@@ -563,15 +571,17 @@ def traffic_row(
             tokens, slots, experts, ground.levels[1].gpus, near
         )
     if ground.model is not None:
-        away = (shape.nodes - 1) / shape.nodes
         total = request.tokens_per_gpu * shape.gpus
         width_bytes = ground.model.routed_width * 2
-        row["cross_node_bytes"] = total * nodes * away * width_bytes
+        between_nodes = (shape.nodes - 1) / shape.nodes
+        row["cross_node_bytes"] = total * nodes * between_nodes * width_bytes
         gpu = choice[choice >= 0] // shape.per_gpu
         busiest = np.bincount(gpu, minlength=shape.gpus).max() / len(tokens)
-        touched = (
-            max(float((node == n).any(axis=1).mean()) for n in range(shape.nodes)) / shape.node_gpus
-        )
+        domain = choice // (shape.per_gpu * ground.domain_gpus)
+        # The last domain may have fewer GPUs.
+        sizes = np.diff([*range(0, shape.gpus, ground.domain_gpus), shape.gpus])
+        away = float(np.sum(sizes * (shape.gpus - sizes))) / shape.gpus**2
+        touched = max(float((domain == d).any(axis=1).mean() / n) for d, n in enumerate(sizes))
         for key, part in (("all_to_all_s", busiest), ("all_to_all_deduplicated_s", touched)):
             row[key] = float(part * total * away * width_bytes / (ground.gb_per_s * 1e9))
     return row
@@ -758,8 +768,17 @@ def plan_experts(
                 on_first=on_first,
             )
             solved = _placed(case, effort)
+        elif case.current is None:
+            raise InputError("max-moves: needs the current placement; give it with --from FILE")
         else:
-            moved = _moved(case, request.max_moves)
+            moved = improve_from(
+                case.routing.loads,
+                case.current,
+                case.ground.shape,
+                request.max_moves,
+                limits=case.limits,
+                time_limit_s=request.time_limit_s,
+            )
             solved = moved.solved
     plan = _scored(case, solved)
     document = plan.document
@@ -786,23 +805,10 @@ def _without_groups(case: PlacementCase) -> Slots:
     return place_layers(case.routing.loads, case.ground.shape, limits, effort).slots
 
 
-def _moved(case: PlacementCase, max_moves: int) -> Moved:
-    if case.current is None:
-        raise InputError("max-moves: needs the current placement; give it with --from FILE")
-    return improve_from(
-        case.routing.loads,
-        case.current,
-        case.ground.shape,
-        max_moves,
-        limits=case.limits,
-        time_limit_s=case.request.time_limit_s,
-    )
-
-
 def _placed(case: PlacementCase, effort: PlacementEffort) -> Solved:
     """Balance first; then, where it is known which ways tokens take, less traffic under the cap."""
     request, flows, shape = case.request, case.flows, case.ground.shape
-    lower_traffic = flows.known and shape.nodes > 1
+    lower_traffic = flows.known and case.ground.domain_gpus < shape.gpus
     # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
     first_effort = replace(effort, exact=not lower_traffic)
     solved = place_layers(case.routing.loads, shape, case.limits, first_effort)
@@ -813,35 +819,31 @@ def _placed(case: PlacementCase, effort: PlacementEffort) -> Solved:
     sources = flows.sources if nodes_alike else None
     if sources is not None:
         solved = near_sources(solved, sources, shape)
+    loads, cap = by_layer(case.routing.loads, shape.gpus), request.balance or DEFAULT_CAP
     if case.limits.groups == 1:
-        return _less_traffic(case, solved)
+        return less_traffic(
+            flows,
+            loads,
+            solved,
+            shape=shape,
+            levels=case.ground.levels,
+            cap=cap,
+            spread=case.limits.spread,
+            workers=request.workers,
+            near=request.replica_choice == "touched",
+            time_limit_s=request.time_limit_s,
+        )
     solved = less_grouped_traffic(
         flows,
-        by_layer(case.routing.loads, shape.gpus),
+        loads,
         solved,
         shape=shape,
         limits=case.limits,
         effort=effort,
         levels=case.ground.levels,
-        caps=layer_caps(solved.value, request.balance or DEFAULT_CAP),
+        caps=layer_caps(solved.value, cap),
     )
     return solved if sources is None else near_sources(solved, sources, shape)
-
-
-def _less_traffic(case: PlacementCase, solved: Solved) -> Solved:
-    request, ground = case.request, case.ground
-    return less_traffic(
-        case.flows,
-        by_layer(case.routing.loads, ground.shape.gpus),
-        solved,
-        shape=ground.shape,
-        levels=ground.levels,
-        cap=request.balance or DEFAULT_CAP,
-        spread=case.limits.spread,
-        workers=request.workers,
-        near=request.replica_choice == "touched",
-        time_limit_s=request.time_limit_s,
-    )
 
 
 def _scored(case: PlacementCase, solved: Solved) -> ExpertPlan:

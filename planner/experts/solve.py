@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InfeasibleError
-from meshwright.planner.experts.bound import balance_bound, partitions
+from meshwright.planner.experts.bound import all_counts, balance_bound, partitions
 from meshwright.planner.experts.heuristic import (
     SearchBudget,
     first_answer,
@@ -287,7 +287,13 @@ _BIG = 1e30
 
 
 def is_enumerable(rows: Rows) -> bool:
-    """Whether all packings of all counts are few enough."""
+    """Whether all packings of all counts are few enough.
+
+    Parameters
+    ----------
+    rows
+        Slots, GPUs and experts of all rows, which are alike.
+    """
     experts = rows.loads.shape[2]
     few = partitions(rows.slots, rows.gpus) <= _MOST_PACKINGS
     return few and comb(rows.slots - 1, experts - 1) <= _MOST_COUNTS and rows.spread_nodes == 1
@@ -303,7 +309,7 @@ def enumerate_rows(rows: Rows, state: State) -> None:
     state
         The best placements so far, which are replaced by better ones.
     """
-    counts = _all_counts(rows.loads.shape[2], rows.slots, rows.gpus)
+    counts = all_counts(rows.loads.shape[2], rows.slots, rows.gpus)
     for row in state.unsolved(rows, LOAD_ROUNDING).tolist():
         best = _best(rows.loads[row], counts, rows.gpus, state.value[row] * (1 - LOAD_ROUNDING / 2))
         if best is not None:
@@ -312,40 +318,19 @@ def enumerate_rows(rows: Rows, state: State) -> None:
         state.bound[row] = max(state.bound[row], state.value[row] * (1 - LOAD_ROUNDING / 2))
 
 
-def _all_counts(experts: int, slots: int, gpus: int) -> Slots:
-    """Counts [ways, experts] of at least one replica and at most one on a GPU, that fill the slots."""
-    marks = np.array(list(combinations(range(slots - 1), experts - 1)), dtype=np.int64)
-    edges = np.pad(
-        marks.reshape(-1, experts - 1), ((0, 0), (1, 1)), constant_values=((0, 0), (-1, slots - 1))
-    )
-    counts = np.diff(edges, axis=1)
-    return np.asarray(counts[(counts <= gpus).all(axis=1)])
-
-
 @cache
-def _packings(slots: int, gpus: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sets of slots that a GPU can hold [sets, slots of a GPU]; sets of every packing [packings, gpus]."""
-    size = slots // gpus
-    sets = list(combinations(range(slots), size))
-    index = {gpu_set: i for i, gpu_set in enumerate(sets)}
-
-    def split(remaining: tuple[int, ...]) -> Iterator[list[int]]:
-        if not remaining:
-            yield []
-            return
-        for rest in combinations(remaining[1:], size - 1):
-            gpu_set = (remaining[0], *rest)
-            for other_sets in split(tuple(i for i in remaining if i not in gpu_set)):
-                yield [index[gpu_set], *other_sets]
-
-    return np.array(sets, dtype=np.int64), np.array(
-        list(split(tuple(range(slots)))), dtype=np.int64
-    )
+def _packings(items: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sets of `size` of some items, [sets, size], and those of every way to cut them up, [ways, sets]."""
+    sets = list(combinations(range(items), size))
+    number = {one_set: i for i, one_set in enumerate(sets)}
+    ways = [[number[each] for each in way] for way in splits(tuple(range(items)), size)]
+    return np.array(sets, dtype=np.int64), np.array(ways, dtype=np.int64)
 
 
 def _best(loads: Loads, counts: Slots, gpus: int, below: float) -> Slots | None:
     """Slots [gpus, slots of a GPU] with the least largest load, if there are any with less than `below`."""
-    sets, packings = _packings(int(counts[0].sum()), gpus)
+    slots = int(counts[0].sum())
+    sets, packings = _packings(slots, slots // gpus)
     best: tuple[float, Slots | None] = (below, None)
     step = max(1, _PART // packings.size)
     for part in (counts[i : i + step] for i in range(0, len(counts), step)):
@@ -653,11 +638,7 @@ class _Search:
         self._loads, self._shape, self._effort = loads, shape, effort
         self._per_group = loads.shape[2] // limits.groups
         size = limits.groups // shape.nodes
-        self._sets: list[tuple[int, ...]] = list(combinations(range(limits.groups), size))
-        index = {groups: i for i, groups in enumerate(self._sets)}
-        self._partitions = np.array(
-            [[index[s] for s in p] for p in splits(tuple(range(limits.groups)), size)]
-        )
+        self._sets, self._partitions = _packings(limits.groups, size)
         layers = len(loads)
         self._bound = np.stack([self._cheap(groups) for groups in self._sets], axis=1)
         self._value = np.full((layers, len(self._sets)), np.inf)
@@ -706,7 +687,7 @@ class _Search:
         by_group = self._loads.reshape(len(self._loads), windows, groups, -1).sum(axis=3)
         ones = np.ones((len(self._loads), groups), dtype=np.int64)
         nodes = np.sort(pack(by_group, ones, self._shape.nodes).slots, axis=2)
-        index = {groups: i for i, groups in enumerate(self._sets)}
+        index = {tuple(groups): i for i, groups in enumerate(self._sets.tolist())}
         chosen = np.array([[index[tuple(node)] for node in layer] for layer in nodes.tolist()])
         pairs = [(layer, int(s)) for layer, sets in enumerate(chosen) for s in sets]
         self._keep(
@@ -773,13 +754,11 @@ class _Search:
             self._value[layer, s] > max(self._bound[layer, s], least_bound) * (1 + LOAD_ROUNDING)
         )
 
-    def _experts(self, groups: tuple[int, ...]) -> NDArray[np.int64]:
-        return np.asarray(
-            (np.array(groups)[:, None] * self._per_group + np.arange(self._per_group)).ravel(),
-            dtype=np.int64,
-        )
+    def _experts(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        members = groups[:, None] * self._per_group + np.arange(self._per_group)
+        return np.asarray(members.ravel())
 
-    def _cheap(self, groups: tuple[int, ...]) -> Loads:
+    def _cheap(self, groups: NDArray[np.int64]) -> Loads:
         part = self._loads[:, :, self._experts(groups)]
         return balance_bound(part, self._shape.node_slots, self._shape.node_gpus)
 

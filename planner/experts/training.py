@@ -63,7 +63,13 @@ class JointRouting:
     placements: Mapping[int, Slots]
 
     def fits(self, asked: Iterable[AssumedImbalance | None]) -> bool:
-        """Whether one model holds the placements of what is asked for, each of them known."""
+        """Whether one model holds the placements of what is asked for, each of them known.
+
+        Parameters
+        ----------
+        asked
+            What the prices behind some choices assume; None where one assumes nothing.
+        """
         degrees = {each.ep for each in asked if each is not None}
         return (
             degrees <= set(self.placements) and self.loads.size * sum(degrees) <= LARGEST_PLACEMENT
@@ -81,7 +87,15 @@ class PlacementVariables:
     on: dict[int, Boxes]
 
     def slots(self, ep: int, value: Callable[[Any], int]) -> Slots:
-        """Experts of each rank, [layers, ranks, experts of a rank]."""
+        """Experts of each rank, [layers, ranks, experts of a rank].
+
+        Parameters
+        ----------
+        ep
+            A degree that `on` has.
+        value
+            Of a literal in a solution, 0 or 1.
+        """
         return np.array(
             [
                 [[x for x, ranks in enumerate(layer) if value(ranks[rank])] for rank in range(ep)]
@@ -271,16 +285,33 @@ class ExpertLoads:
         return MeasuredOrder(imbalance=max(placed.imbalance, 1.0), copies=placed.copies)
 
     def in_order(self, ep: int) -> MeasuredOrder:
-        """The experts of a degree in their own order; as placed where no loads are known."""
+        """The experts of a degree in their own order; as placed where no loads are known.
+
+        Parameters
+        ----------
+        ep
+            A degree of `placements`.
+        """
         return self.other_orders(ep).get("in_order") or self.as_placed(ep)
 
     def document(self, ep: int) -> dict[str, Any] | None:
-        """What the plan carries for the degree it chose; None where nothing is placed."""
+        """What the plan carries for the degree it chose; None where nothing is placed.
+
+        Parameters
+        ----------
+        ep
+            The expert-parallel degree of a plan, from 1.
+        """
         return next((p.document() for p in self.placements if p.ep == ep and ep > 1), None)
 
     def other_orders(self, ep: int) -> Mapping[str, MeasuredOrder]:
         """The experts of a degree in their own order (`in_order`), and placed by their loads alone
         (`by_load`), whatever tokens they share; empty where no loads are known.
+
+        Parameters
+        ----------
+        ep
+            A degree of `placements`.
         """
         return self._other_orders[ep]
 

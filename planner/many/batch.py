@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -121,7 +121,13 @@ _ASKED = tuple(
 
 
 def column_type(name: str) -> type:
-    """The type of a column's values, beside null: str, int or float."""
+    """The type of a column's values, beside null: str, int or float.
+
+    Parameters
+    ----------
+    name
+        Of `COLUMNS`.
+    """
     annotation = JobRow.model_fields[name].annotation
     for kind in (str, int, float):
         if annotation is kind or kind in get_args(annotation):
@@ -147,7 +153,15 @@ def failed_row(fields: Mapping[str, Any], message: str) -> dict[str, Any]:
 
 
 def job_row(job: JobDoc, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a job: what it asks for, under its own names, and the figures of its answer."""
+    """The row of a job: what it asks for, under its own names, and the figures of its answer.
+
+    Parameters
+    ----------
+    job
+        Whose fields stand under their own names where the answer has none of these.
+    figures
+        Of the answer, by column; `status` at the least.
+    """
     fields = {name: getattr(job, name) for name in _ASKED}
     return JobRow(**{**fields, **figures, "name": job.name}).model_dump()
 
@@ -175,7 +189,16 @@ _BESIDE = (CLUSTER_SPEC, LIKELY, AS_SEARCHED)
 
 
 def request_of(job: JobDoc, cluster: ClusterSpec | None = None) -> PlanRequest:
-    """The plan request of a job, on a cluster of its own where it has one. Raises InputError."""
+    """The plan request of a job, on a cluster of its own where it has one. Raises InputError.
+
+    Parameters
+    ----------
+    job
+        On a cluster of equal nodes.
+    cluster
+        In place of the one that the job names; its nodes that are not free are left out. None for the job's
+        own.
+    """
     from meshwright.planner.request.reader import read_request
 
     options = job.model_dump(exclude=_OF_A_JOB)
@@ -188,7 +211,13 @@ def request_of(job: JobDoc, cluster: ClusterSpec | None = None) -> PlanRequest:
 
 
 def asked_of(job: JobDoc) -> PlanRequest | MixedRequest:
-    """The request of a job, on a cluster of equal nodes or with parts. Raises InputError."""
+    """The request of a job, on a cluster of equal nodes or with parts. Raises InputError.
+
+    Parameters
+    ----------
+    job
+        As read; its cluster says which kind of request it is.
+    """
     if not is_mixed_cluster(job.cluster):
         return request_of(job)
     options = job.model_dump(exclude=_OF_A_JOB)
@@ -323,7 +352,13 @@ JOBS_PER_PROCESS = 250
 
 
 def given_up(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a job whose worker ended every time."""
+    """The result of a job whose worker ended every time.
+
+    Parameters
+    ----------
+    fields
+        Of the job, its `name` among them.
+    """
     words = f"its worker process ended {MOST_ATTEMPTS} times (killed, or out of memory)"
     row = failed_row(fields, words)
     return {"row": row, "files": {}, "ran": None, "cached": False, "seconds": 0.0}
@@ -337,10 +372,18 @@ def local_engine(
 ) -> Engine:
     """Processes of this machine; one worker is this process itself.
 
-    Jobs end at `end_s` of the monotonic clock. Processes are those of a `pool` where one is given, which its
-    owner ends.
-
     A job whose worker ends is done again, alone, and given up when that was so every time.
+
+    Parameters
+    ----------
+    workers
+        Processes, from 1; one is this process itself.
+    cache_folder
+        Where answers are kept; None keeps nothing.
+    end_s
+        When every job has to end, in seconds of the machine's monotonic clock.
+    pool
+        Processes to use in place of new ones; their owner ends them.
     """
 
     def here(tasks: Iterable[Task]) -> Iterator[Done]:
@@ -370,6 +413,13 @@ def ray_engine(address: str | None, cache_folder: str | None) -> Engine:
 
     A job whose worker or machine is lost is done again elsewhere, up to three times. Answers are cached on
     the machine that finds them. Raises InputError where Ray is missing or the cluster cannot be reached.
+
+    Parameters
+    ----------
+    address
+        HOST:PORT or a ray:// address of a cluster, `auto`, or None.
+    cache_folder
+        Where answers are kept on each machine; None keeps nothing.
     """
     try:
         import ray
@@ -443,12 +493,24 @@ Row = Mapping[str, Any]
 
 
 def csv_bytes(rows: Iterable[Row]) -> bytes:
-    """RFC 4180 with a header; what there is none of is empty."""
+    """RFC 4180 with a header; what there is none of is empty.
+
+    Parameters
+    ----------
+    rows
+        By column; others are left out.
+    """
     return csv_text(COLUMNS, rows).encode()
 
 
 def json_bytes(rows: Iterable[Row]) -> bytes:
-    """`jobs`, a list with every column, and `summary`, jobs by status; one job on a line."""
+    """`jobs`, a list with every column, and `summary`, jobs by status; one job on a line.
+
+    Parameters
+    ----------
+    rows
+        By column; each has a `status`.
+    """
     ordered = [{name: row.get(name) for name in COLUMNS} for row in rows]
     summary = json.dumps(dict(sorted(Counter(row["status"] for row in ordered).items())))
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in ordered)
@@ -456,7 +518,13 @@ def json_bytes(rows: Iterable[Row]) -> bytes:
 
 
 def parquet_bytes(rows: Iterable[Row]) -> bytes:
-    """The same columns. Raises InputError where pyarrow is not installed."""
+    """The same columns. Raises InputError where pyarrow is not installed.
+
+    Parameters
+    ----------
+    rows
+        By column; a column that a row lacks is null.
+    """
     pyarrow, parquet = _pyarrow()
     types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
     ordered = list(rows)
@@ -488,7 +556,13 @@ RESULT_FORMATS: dict[str, Callable[[Iterable[Row]], bytes]] = {
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Raises InputError for a format that there is not, or that lacks its library."""
+    """Raises InputError for a format that there is not, or that lacks its library.
+
+    Parameters
+    ----------
+    names
+        Of `RESULT_FORMATS`.
+    """
     for name in names:
         check_choice(name, RESULT_FORMATS, "--format", "unknown format")
         if name == "parquet":
@@ -504,10 +578,28 @@ class BatchListener(Protocol):
     """Hears how a batch gets on."""
 
     def start(self, jobs: int, already: int) -> None:
-        """`already` of the jobs are in the journal."""
+        """`already` of the jobs are in the journal.
+
+        Parameters
+        ----------
+        jobs
+            Of the whole batch.
+        already
+            Of these, done by an earlier run that is gone on with.
+        """
 
     def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
-        """A job is finished."""
+        """A job is finished.
+
+        Parameters
+        ----------
+        row
+            Of the results.
+        cached
+            Whether the answer was kept from before.
+        seconds
+            That the job took.
+        """
 
 
 class SilentListener:
@@ -571,6 +663,17 @@ def run_batch(
     """Does the jobs of a file, and writes plans and results under a folder.
 
     Raises InputError where file, folder or options cannot be used.
+
+    Parameters
+    ----------
+    path
+        Of the jobs file.
+    folder
+        For `plans`, results and the journal; made where there is none.
+    options
+        How the batch is done.
+    listener
+        Hears of each job when it is finished.
     """
     began = time.monotonic()
     check_formats(options.formats)
@@ -664,9 +767,16 @@ def _work(
 
 
 def _identity(jobs: list[Job]) -> str:
-    """Of a batch: what its results depend on."""
+    """Of a batch: what its results depend on, the files that its jobs name included."""
     text = json.dumps([dict(job.fields) for job in jobs], sort_keys=True, default=str)
-    return hashlib.sha256((code_fingerprint() + text).encode()).hexdigest()
+    digest = hashlib.sha256((code_fingerprint() + text).encode())
+    documents = [job.document for job in jobs if job.document is not None]
+    named = {name for each in documents for name in (each.model, each.cluster, each.calibration)}
+    # A part of a mixed cluster is FILE#PART; names of catalogs are no files.
+    for path in sorted({path for name in named if name for path in (name, name.partition("#")[0])}):
+        with suppress(OSError, ValueError):
+            digest.update(f"{Path(path).name}\0".encode() + Path(path).read_bytes())
+    return digest.hexdigest()
 
 
 def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:

@@ -94,11 +94,23 @@ class LeafRoom:
         }
 
     def fewest_leaves(self, size: int) -> int:
-        """Leaves that `size` units need at least."""
+        """Leaves that `size` units need at least.
+
+        Parameters
+        ----------
+        size
+            Units, from 0; more than are free touch all leaves.
+        """
         return _fewest(size, self.capacity.values())
 
     def fewest_pods(self, size: int) -> int:
-        """Pods that `size` units need at least."""
+        """Pods that `size` units need at least.
+
+        Parameters
+        ----------
+        size
+            Units, from 0; more than are free touch all pods.
+        """
         totals = [sum(self.capacity[leaf] for leaf in leaves) for leaves in self.pods.values()]
         return _fewest(size, totals)
 
@@ -194,7 +206,17 @@ class _Deal:
     def all_of(
         self, order: Sequence[int], wanted: Sequence[int], moments: Sequence[Sequence[int]]
     ) -> list[PerLeaf] | None:
-        """Units of every job by leaf; None where one finds no room."""
+        """Units of every job by leaf; None where one finds no room.
+
+        Parameters
+        ----------
+        order
+            Jobs by index, those of no units left out.
+        wanted
+            Units of each job.
+        moments
+            Of each job the sets of jobs, by index, that it runs in.
+        """
         per_leaf: list[PerLeaf] = [{} for _ in wanted]
         for job in order:
             taken = self.taken(wanted[job], moments[job])
@@ -207,7 +229,15 @@ class _Deal:
         return per_leaf
 
     def taken(self, size: int, moments: Sequence[int]) -> PerLeaf | None:
-        """Units of each leaf for one more job that runs at these moments; None where they are not free."""
+        """Units of each leaf for one more job that runs at these moments; None where they are not free.
+
+        Parameters
+        ----------
+        size
+            Units, from 1.
+        moments
+            At which they must be free, by index; at least one.
+        """
         free = {
             leaf: min(units[moment] for moment in moments) for leaf, units in self._free.items()
         }
@@ -470,7 +500,13 @@ def _leaves(
 
 
 def gantt_svg(document: Document) -> str:
-    """A bar for each job that has a time, from its start to its end, with how many GPUs it has."""
+    """A bar for each job that has a time, from its start to its end, with how many GPUs it has.
+
+    Parameters
+    ----------
+    document
+        Of the fleet, as `fleet_document` makes it.
+    """
     drawing = Drawing(LABEL_WIDTH + CHART_WIDTH + 130)
     timed = (job for job in document["jobs"] if job["end_s"] is not None)
     jobs = sorted(timed, key=lambda job: (job["start_s"], job["name"]))
@@ -630,7 +666,13 @@ class FleetPart:
         return bool(self.cluster.nodes and stated)
 
     def together(self, units: int) -> list[Unit]:
-        """So many units, on as few pods and leaves as a job needs that has all of them to itself."""
+        """So many units, on as few pods and leaves as a job needs that has all of them to itself.
+
+        Parameters
+        ----------
+        units
+            From 1 to all that are free.
+        """
         free = self.free
         if self.is_flat or units == len(free.units):
             return list(free.units[:units])
@@ -639,7 +681,13 @@ class FleetPart:
         return [free.units[unit] for leaf, count in taken.items() for unit in by_leaf[leaf][:count]]
 
     def nodes_of(self, units: Iterable[Unit]) -> tuple[NodeSpec, ...]:
-        """The nodes of some units: of equal leaves and pods in equal order, whatever these are called."""
+        """The nodes of some units: of equal leaves and pods in equal order, whatever these are called.
+
+        Parameters
+        ----------
+        units
+            Free ones of this part.
+        """
         per_leaf = Counter((unit.pod, unit.leaf) for unit in units)
         per_pod: dict[str, list[int]] = {}
         for (pod, _), count in per_leaf.items():
@@ -660,7 +708,13 @@ class FleetPart:
         return tuple(nodes)
 
     def cluster_of(self, nodes: Sequence[NodeSpec]) -> ClusterSpec:
-        """The cluster with these nodes alone; the others stay in the list where their links count."""
+        """The cluster with these nodes alone; the others stay in the list where their links count.
+
+        Parameters
+        ----------
+        nodes
+            As `nodes_of` has them.
+        """
         if self.states_background:
             return only_nodes(self.cluster, [node.name for node in nodes])
         gpus = len(nodes) * self.cluster.gpus_per_node
@@ -723,7 +777,13 @@ class Fleet:
         )
 
     def outcome(self, index: int) -> tuple[JobSize | None, Allocation, FleetPart, list[Unit]]:
-        """(size, time, part, units) of a job; no size and no units if it waits."""
+        """(size, time, part, units) of a job; no size and no units if it waits.
+
+        Parameters
+        ----------
+        index
+            Of a job that has a plan, in `jobs`.
+        """
         allocation = self.solution.allocations[index]
         size = None
         if allocation.size is not None:
@@ -889,8 +949,7 @@ def _parts(options: FleetOptions) -> list[FleetPart]:
         raise InputError(what, where="--gpus", value=options.gpus)
     for name in busy:
         check_choice(name, mixed.free_by_name, "--busy", "no part lists this node")
-    names = [mixed.name_of(index) for index in range(len(mixed.parts))]
-    clusters = {name: mixed.part(name) for name in names}
+    clusters = {name: mixed.part(name) for name in mixed.names}
     return [
         FleetPart(
             name=name,
@@ -966,13 +1025,33 @@ class _Plans:
         return self.asked - sum(_is_answered(result) for result in self.results.values())
 
     def key_of_size(self, job: FleetJobDoc, part: int, units: int) -> str:
-        """The name of a question: what a job makes of so many units, where it is alone on the cluster."""
+        """The name of a question: what a job makes of so many units, where it is alone on the cluster.
+
+        Parameters
+        ----------
+        job
+            Whose plan is asked for.
+        part
+            By index.
+        units
+            From 1 to all that are free in the part.
+        """
         if (part, units) not in self._alone:
             self._alone[part, units] = self._shape(part, self.parts[part].together(units))
         return self._key(job, part, units, *self._alone[part, units])
 
     def key(self, job: FleetJobDoc, part: int, units: Sequence[Unit]) -> str:
-        """The name of a question: what a job makes of these units."""
+        """The name of a question: what a job makes of these units.
+
+        Parameters
+        ----------
+        job
+            Whose plan is asked for.
+        part
+            By index.
+        units
+            Free ones of the part.
+        """
         return self._key(job, part, len(units), *self._shape(part, units))
 
     def _shape(self, part: int, units: Sequence[Unit]) -> tuple[Sequence[NodeSpec], str]:
@@ -1014,6 +1093,13 @@ class _Plans:
 
         `like` has for each question those whose answers are likely much the same, the likeliest first: of
         those that were answered before this call the layouts are where the search begins.
+
+        Parameters
+        ----------
+        like
+            By question, in the order in which they are answered.
+        reserve_s
+            Seconds of the time limit that are kept for what follows.
         """
         tasks = {
             key: {**self._tasks[key], LIKELY: self._ran(others), AS_SEARCHED: True}
@@ -1024,7 +1110,13 @@ class _Plans:
             self.results[key] = result
 
     def in_full(self, like: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-        """Answers to questions with the mapping that sends least; where time is short, the earlier answer."""
+        """Answers to questions with the mapping that sends least; where time is short, the earlier answer.
+
+        Parameters
+        ----------
+        like
+            As `make` has it.
+        """
         tasks = {
             key: {**self._tasks[key], LIKELY: self._ran(others)} for key, others in like.items()
         }
@@ -1114,7 +1206,13 @@ def _is_answered(result: Mapping[str, Any]) -> bool:
 
 
 def fleet_document(fleet: Fleet) -> dict[str, Any]:
-    """What `fleet --json` prints, without `schema`."""
+    """What `fleet --json` prints, without `schema`.
+
+    Parameters
+    ----------
+    fleet
+        With plans on the nodes that jobs got, as far as time allowed.
+    """
     solution, places = fleet.solution, [part.places for part in fleet.parts]
     parts = [_part_row(part) for part in fleet.parts]
     per_unit = {part["gpus_per_unit"] for part in parts}
@@ -1198,7 +1296,13 @@ def _unplanned_row(left_out: UnplannedJob) -> dict[str, Any]:
 
 
 def fleet_files(fleet: Fleet) -> dict[str, str]:
-    """Texts by name: the answer, its pictures, and the plan and launch files of every job that runs."""
+    """Texts by name: the answer, its pictures, and the plan and launch files of every job that runs.
+
+    Parameters
+    ----------
+    fleet
+        As `run_fleet` returns it.
+    """
     document = fleet_document(fleet)
     files = {
         "fleet.json": json.dumps({"schema": 1, **document}, indent=1) + "\n",

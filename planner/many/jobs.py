@@ -160,11 +160,20 @@ def read_jobs(
 ) -> list[Job]:
     """The jobs of a file in its order, those of `matrix` after `jobs`; no two names are equal, case ignored.
 
-    `kind` is the document of one job, `calibration` the stack file of jobs that name none, and `budget` the
-    tokens, days and price of jobs that name none.
+    A job with a bad field is returned with its mistake. Raises InputError where the file as a whole cannot be
+    used, or a name is bad or given twice.
 
-    A job with a bad field is returned with its mistake. Raises InputError
-    where the file as a whole cannot be used, or a name is bad or given twice.
+    Parameters
+    ----------
+    path
+        A YAML or JSON file with `jobs` or `matrix`.
+    kind
+        The document that each job is held against.
+    calibration
+        A stack file, for jobs that name none; None for none.
+    budget
+        `tokens`, `days` and `gpu_hour_price` of jobs that name none; None where nothing is to be said of
+        them.
     """
     where = path_text(path)
     data = read_mapping(path, LARGE_FILE_BYTES)
@@ -363,7 +372,19 @@ class Journal:
             raise InputError(what, where=str(self._path))
 
     def add(self, position: int, row: dict[str, Any], *, cached: bool, seconds: float) -> None:
-        """Notes a finished job, whose files are in place. Raises InputError where there is no room."""
+        """Notes a finished job, whose files are in place. Raises InputError where there is no room.
+
+        Parameters
+        ----------
+        position
+            Of the job in its file, from 0; what stood there is replaced.
+        row
+            Of the results, plain data.
+        cached
+            Whether the answer was kept from before.
+        seconds
+            That the job took.
+        """
         values = (position, int(cached), seconds, json.dumps(row))
         try:
             self._connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", values)
@@ -414,7 +435,15 @@ def default_cache_folder() -> Path:
 
 
 def chosen_folder(folder: Path | None, off: bool) -> Path | None:
-    """Where answers are kept: a folder, by default the user's; None where nothing is to be kept."""
+    """Where answers are kept: a folder, by default the user's; None where nothing is to be kept.
+
+    Parameters
+    ----------
+    folder
+        That the user names; None for the default.
+    off
+        Whether nothing is to be kept.
+    """
     if off:
         return None
     return folder or default_cache_folder()
@@ -432,7 +461,13 @@ class AnswerCache:
         self._folder = folder
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The entry, or None."""
+        """The entry, or None.
+
+        Parameters
+        ----------
+        key
+            From `request_key`, hexadecimal.
+        """
         path = self._path(key)
         try:
             if path.stat().st_size > LARGEST_ENTRY_BYTES:
@@ -447,7 +482,15 @@ class AnswerCache:
         return entry if isinstance(entry, dict) else None
 
     def put(self, key: str, entry: dict[str, Any]) -> None:
-        """Keeps an entry."""
+        """Keeps an entry.
+
+        Parameters
+        ----------
+        key
+            From `request_key`, hexadecimal.
+        entry
+            Plain data, which JSON can hold.
+        """
         text = json.dumps(entry, separators=(",", ":")).encode()
         packed = gzip.compress(text, compresslevel=4, mtime=0)
         path = self._path(key)
@@ -500,7 +543,13 @@ def code_fingerprint() -> str:
 
 
 def request_key(request: PlanRequest) -> str:
-    """A name for the answer to a request: equal requests have equal keys, whatever their jobs are called."""
+    """A name for the answer to a request: equal requests have equal keys, whatever their jobs are called.
+
+    Parameters
+    ----------
+    request
+        With what it names already read: the key does not look into files.
+    """
     document = {
         "inputs": request.inputs().model_dump(mode="json"),
         "method": request.method,

@@ -133,6 +133,11 @@ class SizedPlan:
         """Whether this one is nowhere worse and somewhere better in step time, GPUs and free memory.
 
         Any plan beats none.
+
+        Parameters
+        ----------
+        other
+            Of the same sweep.
         """
         if self.headroom_gib is None or other.headroom_gib is None:
             return other.headroom_gib is None and self.headroom_gib is not None
@@ -143,7 +148,15 @@ class SizedPlan:
 
 
 def misses_for_sure(plan: SizedPlan, target_s: float | None) -> bool:
-    """Whether it is proven that no plan of a size takes at most so many seconds."""
+    """Whether it is proven that no plan of a size takes at most so many seconds.
+
+    Parameters
+    ----------
+    plan
+        Of a size, with its bound or its status.
+    target_s
+        Seconds of a step; None where only what has no plan at all misses.
+    """
     bound_s = plan.row.get("lower_bound_s")
     if not plan.has_plan:
         return plan.row.get("status") == "infeasible"
@@ -222,7 +235,15 @@ class SizeRow(BaseModel):
 
 
 def size_row(plan: SizedPlan, front: Sequence[SizedPlan] = ()) -> dict[str, Any]:
-    """A size as `recommend --json` has it; `front` are the sizes that no other beats."""
+    """A size as `recommend --json` has it.
+
+    Parameters
+    ----------
+    plan
+        Of a size; without a layout its figures are null.
+    front
+        Sizes that no other beats, in which this one is looked for.
+    """
     fields = {
         "cluster": plan.cluster,
         "gpus": plan.gpus,
@@ -236,7 +257,13 @@ def size_row(plan: SizedPlan, front: Sequence[SizedPlan] = ()) -> dict[str, Any]
 
 
 def recommendation_document(answer: Recommendation) -> dict[str, Any]:
-    """What `recommend --json` prints, without `schema`."""
+    """What `recommend --json` prints, without `schema`.
+
+    Parameters
+    ----------
+    answer
+        With a target or with a sweep, or both.
+    """
     front = answer.front
     return {
         "model": answer.request.model,
@@ -259,7 +286,13 @@ def recommendation_document(answer: Recommendation) -> dict[str, Any]:
 
 
 def recommendation_files(answer: Recommendation) -> dict[str, str]:
-    """Texts by name: the answer, the sweep as a table and a picture, the recommended plan's files."""
+    """Texts by name: the answer, the sweep as a table and a picture, the recommended plan's files.
+
+    Parameters
+    ----------
+    answer
+        With a target or with a sweep, or both.
+    """
     document = recommendation_document(answer)
     files = {"recommend.json": json.dumps({"schema": 1, **document}, indent=1) + "\n"}
     if answer.sweep:
@@ -276,6 +309,11 @@ _TITLE = "Step time by GPUs; filled: on the Pareto front of time, GPUs and free 
 def sweep_svg(answer: Recommendation) -> str:
     """The sweep as SVG text: GPUs against step time, both logarithmic, the Pareto front joined; an ideal
     speed-up is a straight line down.
+
+    Parameters
+    ----------
+    answer
+        Its sweep; sizes without a plan are left out.
     """
     plans = [plan for plan in answer.sweep if plan.headroom_gib is not None]
     if not plans:
@@ -341,8 +379,7 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
         cluster = read_mixed_cluster(name) if is_mixed_cluster(name) else read_cluster(name)
         _check_sizes(request, cluster)
         if isinstance(cluster, MixedClusterSpec):
-            parts = [cluster.name_of(index) for index in range(len(cluster.parts))]
-            clusters |= {f"{name}#{part}": cluster.part(part) for part in parts}
+            clusters |= {f"{name}#{part}": cluster.part(part) for part in cluster.names}
         clusters[name] = cluster
     sizes = _SizePlanner(request, clusters, progress)
     target_s = request.target_s
@@ -413,6 +450,13 @@ class _SizePlanner:
         """(the smallest size that reaches the target, or the largest, if none does; the next smaller one).
 
         Of smaller ones that were planned one after the other, it is the first that may reach it after all.
+
+        Parameters
+        ----------
+        name
+            Of a cluster, as it was asked for.
+        target_s
+            Seconds of a step.
         """
         sizes, falling = self._sizes(name), self._leaving_gpus_idle()
         most = falling._plan(name, sizes[-1])

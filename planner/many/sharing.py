@@ -78,8 +78,16 @@ def read_fleet(
 ) -> list[FleetJobDoc]:
     """The jobs of a fleet, on its cluster. Raises InputError with every mistake.
 
-    `calibration` is the stack file of those that name none; `budget` has their tokens, their days, which are
-    deadlines, and the price of a GPU hour.
+    Parameters
+    ----------
+    path
+        The jobs file.
+    cluster
+        What all jobs share: catalog name or file.
+    calibration
+        The stack file of jobs that name none.
+    budget
+        `tokens`, `days` and `gpu_hour_price` of jobs that name none; days become deadlines.
     """
     jobs = read_jobs(path, FleetJobDoc, calibration, budget)
     mistakes = [words for job in jobs if (words := _mistake(job, str(path), cluster))]
@@ -139,7 +147,13 @@ class SizedJob:
         return max(size.tokens_per_s for size in self.sizes)
 
     def train_s(self, size: int) -> float:
-        """Seconds that the job's tokens take at one of its sizes, by index."""
+        """Seconds that the job's tokens take at one of its sizes, by index.
+
+        Parameters
+        ----------
+        size
+            Index into `sizes`.
+        """
         assert self.job.tokens is not None
         return self.job.tokens / self.sizes[size].tokens_per_s
 
@@ -190,7 +204,17 @@ def sized_job(
 
 
 def candidate_units(job: FleetJobDoc, gpus_per_unit: int, most_units: int) -> tuple[int, ...]:
-    """Sizes to plan, in units: 1, 2, 3, 4, 6, 8, 12, 16, ... and the job's own limits."""
+    """Sizes to plan, in units: 1, 2, 3, 4, 6, 8, 12, 16, ... and the job's own limits.
+
+    Parameters
+    ----------
+    job
+        With the limits of its size, in GPUs.
+    gpus_per_unit
+        From 1; limits are rounded inwards to whole units.
+    most_units
+        That are free in the part.
+    """
     low = -(-(job.min_gpus or 1) // gpus_per_unit)
     high = most_units
     if job.max_gpus is not None:
@@ -202,7 +226,13 @@ def candidate_units(job: FleetJobDoc, gpus_per_unit: int, most_units: int) -> tu
 
 
 def faster_sizes(sizes: Sequence[JobSize]) -> tuple[JobSize, ...]:
-    """Part by part in rising order, without the sizes at which a smaller one of the part is as fast."""
+    """Part by part in rising order, without the sizes at which a smaller one of the part is as fast.
+
+    Parameters
+    ----------
+    sizes
+        In any order, of one part or of several.
+    """
     faster: list[JobSize] = []
     for size in sorted(sizes, key=lambda size: (size.part, size.units, -size.tokens_per_s)):
         first_of_part = not faster or size.part != faster[-1].part
@@ -359,7 +389,13 @@ class TimedJob:
         return min(demand * ticks for demand, ticks in zip(self.demands, self.ticks, strict=True))
 
     def lateness(self, end: int) -> int:
-        """Weighted ticks past the due date."""
+        """Weighted ticks past the due date.
+
+        Parameters
+        ----------
+        end
+            Of the job, in ticks.
+        """
         return 0 if self.due is None else self.late_weight * max(0, end - self.due)
 
 
@@ -387,7 +423,15 @@ def due_priorities(jobs: Sequence[TimedJob]) -> list[int]:
 
 
 def values_of(jobs: Sequence[TimedJob], runs: Sequence[TimedRun]) -> Values:
-    """What a schedule is judged by."""
+    """What a schedule is judged by.
+
+    Parameters
+    ----------
+    jobs
+        With their due dates and weights.
+    runs
+        One of each job, in ticks.
+    """
     pairs = list(zip(jobs, runs, strict=True))
     late = (
         sum(job.lateness(run.end) for job, run in pairs if job.priority == priority)
@@ -403,6 +447,13 @@ def least_values(jobs: Sequence[TimedJob], units: Sequence[int]) -> Values:
     A last end T leaves each job the sizes that take no longer. With any weights w of the parts, the least
     w * area of these, summed over jobs, is at most T times the sum of w * units: with equal weights, and
     with `part_weights`.
+
+    Parameters
+    ----------
+    jobs
+        At least one, with all sizes that they may have.
+    units
+        Free ones of each part.
     """
     alone = [TimedRun(size=0, start=0, end=job.shortest) for job in jobs]
     *late, longest = values_of(jobs, alone)
@@ -427,7 +478,15 @@ def _fits(ticks: FloatArray, taken: FloatArray, room: float, end: int) -> bool:
 
 
 def part_weights(jobs: Sequence[TimedJob], parts: int) -> tuple[float, ...]:
-    """What a unit of each part is worth: so that jobs take as much of one part as of another."""
+    """What a unit of each part is worth: so that jobs take as much of one part as of another.
+
+    Parameters
+    ----------
+    jobs
+        Those that fit each part are compared.
+    parts
+        How many there are.
+    """
     areas = [0.0] * parts
     for job in jobs:
         least = [inf] * parts
@@ -496,7 +555,15 @@ def _orders(
 
 
 def changed_order(best: Sequence[int], chance: random.Random) -> list[int]:
-    """An order with one, two or four of its jobs moved elsewhere."""
+    """An order with one, two or four of its jobs moved elsewhere.
+
+    Parameters
+    ----------
+    best
+        Indices of at least one job.
+    chance
+        The source of chance, which decides how many are moved and where.
+    """
     order = list(best)
     for _ in range(chance.choice((1, 1, 2, 4))):
         moved = order.pop(chance.randrange(len(order)))
@@ -542,7 +609,15 @@ class _Profile:
         self._used = [0]
 
     def earliest_start(self, demand: int, ticks: int) -> int:
-        """First moment from which so many units are free for so long."""
+        """First moment from which so many units are free for so long.
+
+        Parameters
+        ----------
+        demand
+            Units, at most all.
+        ticks
+            Length, above 0.
+        """
         most_used = self._units - demand
         start: int | None = None
         for begin, used in zip(self._times, self._used, strict=True):
@@ -556,7 +631,15 @@ class _Profile:
         return start
 
     def add(self, run: TimedRun, demand: int) -> None:
-        """Takes units for a run."""
+        """Takes units for a run.
+
+        Parameters
+        ----------
+        run
+            From its start to its end, for which the units are free.
+        demand
+            Units.
+        """
         for index in range(self._index(run.start), self._index(run.end)):
             self._used[index] += demand
 
@@ -777,7 +860,17 @@ def _with_job(values: IntArray, job: SizedJob, params: FleetParams) -> tuple[Int
 
 
 def scaled_value(job: SizedJob, size: int, params: FleetParams) -> int:
-    """What a job contributes to the objective at one of its sizes, in steps of 1 / `value_scale`."""
+    """What a job contributes to the objective at one of its sizes, in steps of 1 / `value_scale`.
+
+    Parameters
+    ----------
+    job
+        With its weight.
+    size
+        Index into its sizes.
+    params
+        With the steps.
+    """
     share = job.sizes[size].tokens_per_s / job.best_tokens_per_s
     return round(job.job.weight * share * params.value_scale)
 
@@ -786,6 +879,13 @@ def durations(jobs: Sequence[SizedJob], params: FleetParams) -> tuple[float, lis
     """(seconds of a tick, ticks that each job needs at each of its sizes).
 
     Jobs one after the other at their fastest, or one alone at its slowest, take at most `params.ticks`.
+
+    Parameters
+    ----------
+    jobs
+        All have `tokens`.
+    params
+        With the ticks of the horizon.
     """
     times_s = [[job.train_s(size) for size in range(len(job.sizes))] for job in jobs]
     slowest_s = max(max(row) for row in times_s)
@@ -862,7 +962,17 @@ def _moved_up(
 def timed_jobs(
     jobs: Sequence[SizedJob], params: FleetParams, *, with_due: bool
 ) -> tuple[float, list[TimedJob]]:
-    """(seconds of a tick, what a schedule knows of each job), with its deadlines or without."""
+    """(seconds of a tick, what a schedule knows of each job), with its deadlines or without.
+
+    Parameters
+    ----------
+    jobs
+        All have `tokens`.
+    params
+        With the ticks of the horizon and the steps of a weight.
+    with_due
+        Whether deadlines count, rounded down to ticks.
+    """
     tick_s, ticks = durations(jobs, params)
     horizon = sum(max(row) for row in ticks)
     timed = []
@@ -999,6 +1109,15 @@ def solve_fleet(
     """The solver after its work, or after `share_s` seconds; None where it came to no solution in that.
 
     Raises InfeasibleError where there is none.
+
+    Parameters
+    ----------
+    model
+        With an objective.
+    params
+        With the work and the seed of the solver.
+    share_s
+        Seconds of the clock; None where the work alone ends it.
     """
     from meshwright.planner.solvers.or_tools import cp_model
 

@@ -100,7 +100,13 @@ def read_axes(text: Over) -> dict[str, tuple[Value, ...]]:
 
 
 def combinations_of(axes: Axes) -> list[dict[str, Value]]:
-    """Every combination of the values, the last option changing fastest."""
+    """Every combination of the values, the last option changing fastest.
+
+    Parameters
+    ----------
+    axes
+        Values by option.
+    """
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
@@ -290,7 +296,15 @@ def _planned(
 
 
 def changed_cluster(cluster: ClusterSpec, changes: Mapping[str, float]) -> ClusterSpec:
-    """A cluster with other HBM (`hbm_gib`) or another network (`nic_gbps`, of a GPU)."""
+    """A cluster with other HBM (`hbm_gib`) or another network (`nic_gbps`, of a GPU).
+
+    Parameters
+    ----------
+    cluster
+        Whose spec is copied.
+    changes
+        `hbm_gib`, GiB of a GPU, and `nic_gbps`, gigabits per second of a GPU; others say nothing.
+    """
     if "hbm_gib" in changes:
         device = cluster.device.model_copy(update={"hbm_gib": changes["hbm_gib"]})
         cluster = cluster.model_copy(update={"device": device})

@@ -194,7 +194,15 @@ def read_mixed_request(
 
 
 def check_part(cluster: ClusterSpec, name: str) -> None:
-    """Raises InputError where a part of this name is no regular one of whole nodes."""
+    """Raises InputError where a part of this name is no regular one of whole nodes.
+
+    Parameters
+    ----------
+    cluster
+        Of the part, with its nodes where its file lists them.
+    name
+        What the user calls the part.
+    """
     sizes = {free_of(node, cluster.gpus_per_node) for node in cluster.nodes} - {0}
     if is_irregular(cluster) or not sizes <= {cluster.gpus_per_node}:
         raise InputError(
@@ -444,7 +452,13 @@ class Pipeline:
 
     @classmethod
     def of(cls, plan: MixedPlan) -> Pipeline:
-        """The pipeline of a plan that runs through parts. Raises InfeasibleError where it has none."""
+        """The pipeline of a plan that runs through parts. Raises InfeasibleError where it has none.
+
+        Parameters
+        ----------
+        plan
+            Of any status; without a layout it is refused.
+        """
         if plan.layout is None:
             raise InfeasibleError(f"the plan has no layout (status {plan.status})")
         return cls(
@@ -457,7 +471,7 @@ class Pipeline:
     @cached_property
     def requests(self) -> list[PlanRequest]:
         """The request on each part of the pipeline, in its order."""
-        names = [self.plan.cluster.name_of(part) for part in range(len(self.plan.cluster.parts))]
+        names = self.plan.cluster.names
         return [request_on(self.plan, names.index(name)) for name in self.plan.runs_on]
 
     @cached_property
@@ -498,7 +512,15 @@ class Pipeline:
 
 
 def request_on(plan: MixedPlan, part: int) -> PlanRequest:
-    """What was asked, on one part of the cluster, counted from 0."""
+    """What was asked, on one part of the cluster, counted from 0.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    part
+        Its place in the cluster file, from 0.
+    """
     own = plan.cluster.parts[part]
     return PlanRequest.of_inputs(
         plan.inputs, cluster=read_cluster(own.cluster, own.gpus), gpus=own.gpus
@@ -515,19 +537,18 @@ def request_of_parts(plan: MixedPlan, names: Sequence[str] | None = None) -> Mix
     names
         The parts that it is asked on, in this order; None for all of the cluster.
     """
-    known = [plan.cluster.name_of(part) for part in range(len(plan.cluster.parts))]
-    chosen = [known.index(name) for name in names or known]
-    cluster = plan.cluster.model_copy(
-        update={"parts": tuple(plan.cluster.parts[part] for part in chosen)}
-    )
+    every = plan.cluster.names
+    chosen = [every.index(name) for name in names or every]
+    own = tuple(plan.cluster.parts[part] for part in chosen)
+    cluster = plan.cluster.model_copy(update={"parts": own})
     parts = tuple(request_on(plan, part) for part in chosen)
     return MixedRequest(cluster=cluster, parts=parts).plan_alone
 
 
 def inputs_by_part(plan: MixedPlan) -> dict[str, PlanInputs]:
     """What was asked on each part of the cluster, by its name."""
-    parts = range(len(plan.cluster.parts))
-    return {plan.cluster.name_of(part): request_on(plan, part).inputs() for part in parts}
+    names = enumerate(plan.cluster.names)
+    return {name: request_on(plan, part).inputs() for part, name in names}
 
 
 def stage_gpus(layout: LayoutDoc) -> int:
@@ -556,8 +577,8 @@ def cost_on_parts(plan: MixedPlan, budget: Budget) -> CostDoc | None:
     gpus = {each.part: each.gpus for each in plan.alone}
     parts = [
         (gpus[name], part.cluster)
-        for index, part in enumerate(plan.cluster.parts)
-        if (name := plan.cluster.name_of(index)) in plan.runs_on
+        for name, part in zip(plan.cluster.names, plan.cluster.parts, strict=True)
+        if name in plan.runs_on
     ]
     each = [(budget.cost(tokens_per_s, number, cluster), number) for number, cluster in parts]
     costs = [(cost, number) for cost, number in each if cost is not None]
@@ -631,6 +652,11 @@ def read_mixed_plan(path: str | PathLike[str]) -> MixedPlan:
 def read_mixed_answer(path: str | PathLike[str]) -> MixedPlan:
     """The plan of a file, as `read_mixed_plan` reads it, that says what is fastest.
 
+    Parameters
+    ----------
+    path
+        Of a `mixed_plan.yaml`, or of saved `plan --json` output.
+
     Raises
     ------
     InputError
@@ -650,6 +676,11 @@ def read_any_plan(path: str | PathLike[str]) -> AnyPlan:
     """The plan of a file or folder that has a layout: a pipeline through parts, or a plan on one cluster.
 
     Where a part alone is fastest, that part's own plan is read, which lies beside the `mixed_plan.yaml`.
+
+    Parameters
+    ----------
+    path
+        Of a plan file of either kind, or of the folder that `plan -o` wrote.
 
     Raises
     ------

@@ -156,6 +156,13 @@ class Partitions:
         """The fastest partition below a cutoff; None where none is, or none fits.
 
         What follows the pipeline takes `rest_s` or more, before what a step loses on many nodes.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds of a step that a partition must beat; infinite where any will do.
+        rest_s
+            What follows the pipeline at the least, seconds.
         """
         best: PlayedSplit | None = None
         limit_s = cutoff_s
@@ -427,7 +434,13 @@ class _Between:
         ]
 
     def ways(self, caps: _Caps) -> _Ways:
-        """The longest ways that turn round at each rank, within caps."""
+        """The longest ways that turn round at each rank, within caps.
+
+        Parameters
+        ----------
+        caps
+            Parameters that ranks of each segment may have at the most.
+        """
         way_s = []
         for rank, seconds in enumerate(self._way_s):
             at = self._segment_of[rank]
@@ -463,6 +476,13 @@ class _Ways:
     def listed(self, limit_s: float, most: int) -> tuple[IntArray, bool]:
         """Partitions with no way longer than a limit, [k, pp + 1] places; so many of them where these are
         more, and whether these are all.
+
+        Parameters
+        ----------
+        limit_s
+            Longest way that a partition may have, seconds of a flush.
+        most
+            Partitions that come back; of more, some spread evenly over all.
         """
         within = [each <= limit_s for each in self._through_s]
         counts = [np.ones(len(self._places[-1]))]
@@ -541,7 +561,13 @@ class PartCosts:
         return MemoryFit(self.placed.workload, replace(self.placed.layout, recompute_layers=amount))
 
     def costs(self, amount: int) -> SplitCosts:
-        """With so many layers of each rank recomputed in full."""
+        """With so many layers of each rank recomputed in full.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
+        """
         if amount not in self._costs:
             self._costs[amount] = self._fit(amount).split_costs(self._layer_costs, self._unlike)
         return self._costs[amount]
@@ -558,10 +584,9 @@ class PartCosts:
         last_s = head_s + modules * module_s
         if not costs.order:
             main, leading = costs.layers - costs.leading, costs.leading
-            order = ((costs.leading_s, costs.leading_recompute_s),) * leading
-            order += ((costs.layer_s, costs.layer_recompute_s),) * main
             each = (backward_s[0],) * leading + (backward_s[-1],) * main
-            costs = replace(costs, order=order, backward=BackwardSeconds(first_s, last_s, each))
+            ends = BackwardSeconds(first_s, last_s, each)
+            costs = replace(costs, order=tuple(_in_turn(costs)), backward=ends)
         else:
             ends = BackwardSeconds(first_s, last_s, tuple(backward_s))
             costs = self._fit(amount).split_costs(self._layer_costs, self._unlike, ends)
@@ -570,6 +595,15 @@ class PartCosts:
     def in_order(self, amount: int, way: int, ranks: range) -> list[RankParts]:
         """What each of some ranks may hold of the sequence of layers, with so many of its own recomputed in
         one of `ways_of_recomputing`.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
+        way
+            Which of `ways_of_recomputing`, from 0.
+        ranks
+            Of the pipeline, those that lie on the part.
         """
         model, layout = self.placed.workload.model, self.placed.layout
         kinds = [inside for _, inside in kind_parameters_on_gpu(model, layout)]
@@ -613,7 +647,13 @@ class PartCosts:
         return np.asarray(number <= np.array(by_leading)[leading])
 
     def rooms(self, amount: int) -> tuple[Rooms, ...]:
-        """What each rank of the pipeline has room for here, with so many layers recomputed."""
+        """What each rank of the pipeline has room for here, with so many layers recomputed.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
+        """
         if amount not in self._rooms:
             fit, layers = self._fit(amount), self.placed.workload.model.layers
             ways = ways_of_recomputing(amount, layers)
@@ -621,7 +661,15 @@ class PartCosts:
         return self._rooms[amount]
 
     def most_rooms(self, amount: int, way: int) -> list[int]:
-        """The most layers that each rank of the pipeline may have room for, whichever they are."""
+        """The most layers that each rank of the pipeline may have room for, whichever they are.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
+        way
+            Which of `ways_of_recomputing`, from 0.
+        """
         model, ranks = self.placed.workload.model, range(int(self.placed.layout.pp))
         if model.unlike_bytes:
             return [model.layers for _ in ranks]
@@ -661,6 +709,11 @@ class PartCosts:
     def least_rooms(self, amount: int) -> list[int]:
         """Layers that fit on each rank of the pipeline, as many or more recomputed, however many lead, and
         whichever they are of unlike ones.
+
+        Parameters
+        ----------
+        amount
+            Layers of each rank that are recomputed in full, 0 or more.
         """
         if self.placed.workload.model.unlike_layers:
             ranks = range(int(self.placed.layout.pp))
@@ -675,6 +728,13 @@ class PartCosts:
 def ways_of_recomputing(amount: int, layers: int) -> list[tuple[int, int]]:
     """The fewest and the most layers of a rank in each way to recompute so many of them: as many or more, and
     as many or fewer, which are recomputed all then.
+
+    Parameters
+    ----------
+    amount
+        Layers of a rank that a launch recomputes in full, 0 or more; `ALL_LAYERS` for all of them.
+    layers
+        Of the model, from 1.
     """
     ways = [(max(amount, 1), layers)] if amount <= layers else []
     return [*ways, (1, min(amount, layers))] if amount > 1 else ways
@@ -745,6 +805,11 @@ class MixedKernel:
         """The fastest split that fits; None where none fits or beats `cutoff_s`.
 
         Recomputed layers are tried in rising order: once memory no longer limits a rank, more only cost more.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds of a step; infinite where any split will do.
         """
         best: PlayedSplit | None = None
         layers, sent_s = self.layers, hand_overs_s(self.segments)
@@ -809,15 +874,14 @@ class MixedKernel:
         """Whether all layers find a place in one way of recomputing so many on each segment, by what ranks
         have room for, and time in a flush of so many seconds: every layer the shortest of its part.
         """
-        pp, m = int(self.layout.pp), self._each_m
+        m = self._each_m
         rows = list(zip(self.segments, self.parts, chosen, strict=True))
         layer_s = [_layers_s(costs) for costs in self.costs]
         again = [self._again_s(at, amount, way) for at, way in enumerate(chosen)]
         work_s = float(np.sum(np.min(layer_s, axis=0)))
         work_s += sum(each.ranks * own[0] for each, own in zip(self.segments, again, strict=True))
-        longest_s = min(limit_s / m, inf if m == 1 else 2.0 * (limit_s - work_s) / (m - 1))
-        if m > pp + 1:
-            longest_s = min(longest_s, (limit_s - 2.0 * work_s) / (m - pp - 1))
+        lines = least_by_work(int(self.layout.pp), m)
+        longest_s = min(float((limit_s - a * work_s) / b) for a, b in lines if b > 0)
         bounds = []
         for costs, way, (of_rank_s, of_layer_s) in zip(self.costs, chosen, again, strict=True):
             fewest, most = ways_of_recomputing(amount, self.layers)[way]
@@ -892,7 +956,13 @@ class MixedKernel:
         yield ALL_LAYERS
 
     def segments_of(self, layout: Layout) -> list[Segment]:
-        """The segments with the number of recomputed layers decided."""
+        """The segments with the number of recomputed layers decided.
+
+        Parameters
+        ----------
+        layout
+            That of the kernel, its number of recomputed layers decided.
+        """
         return [replace(each, part=replace(each.part, layout=layout)) for each in self.segments]
 
     def _checked(self, best: PlayedSplit) -> MixedPrice:
@@ -907,27 +977,25 @@ class MixedKernel:
         return MixedPrice(layout=decided, counts=counts, step_time_s=step_s)
 
 
+def _in_turn(costs: SplitCosts) -> Sequence[tuple[float, float]]:
+    """Seconds of every layer in order, nothing recomputed, and of recomputing it."""
+    leading = ((costs.leading_s, costs.leading_recompute_s),) * costs.leading
+    main = ((costs.layer_s, costs.layer_recompute_s),) * (costs.layers - costs.leading)
+    return costs.order or (*leading, *main)
+
+
 def _layers_s(costs: SplitCosts) -> list[float]:
-    """Of every layer in order, nothing recomputed."""
-    if costs.order:
-        return [seconds for seconds, _ in costs.order]
-    return [costs.leading_s] * costs.leading + [costs.layer_s] * (costs.layers - costs.leading)
+    return [seconds for seconds, _ in _in_turn(costs)]
 
 
 def shortest_s(costs: SplitCosts) -> float:
-    """Of a layer of either kind, or of the shortest of unlike ones."""
-    if costs.order:
-        return min(seconds for seconds, _ in costs.order)
-    return min(costs.layer_s, costs.leading_s) if costs.leading else costs.layer_s
+    """Seconds of the shortest layer, nothing recomputed."""
+    return min(_layers_s(costs))
 
 
 def least_again_s(costs: SplitCosts) -> float:
-    """Of recomputing a layer of either kind, or the cheapest of unlike ones."""
-    if costs.order:
-        return min(again_s for _, again_s in costs.order)
-    if not costs.leading:
-        return costs.layer_recompute_s
-    return min(costs.layer_recompute_s, costs.leading_recompute_s)
+    """Seconds of recomputing the layer that is cheapest to recompute."""
+    return min(again_s for _, again_s in _in_turn(costs))
 
 
 # Numbers of shard groups that no pipeline through parts is faster with than with a divisor of them: on every

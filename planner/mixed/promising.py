@@ -1371,7 +1371,13 @@ class KernelMaker:
     _parts: dict[tuple[int, int, Execution, Layout], PartCosts] = field(default_factory=dict)
 
     def kernel(self, row: PromisingRow) -> MixedKernel:
-        """The kernel of a row."""
+        """The kernel of a row.
+
+        Parameters
+        ----------
+        row
+            A layout, its execution, and how many ranks each part has.
+        """
         segments, parts, first = [], [], 0
         for part, ranks in row.composition:
             own = self._part(part, ranks, row)
@@ -1389,7 +1395,13 @@ class KernelMaker:
         )
 
     def keeps_inside(self, row: PromisingRow) -> bool:
-        """Whether groups that were asked to lie in one NVLink domain each do so on every part."""
+        """Whether groups that were asked to lie in one NVLink domain each do so on every part.
+
+        Parameters
+        ----------
+        row
+            A layout, its execution, and how many ranks each part has.
+        """
         if not self.request.first.inside_domain:
             return True
         parts = [self._part(part, ranks, row).placed for part, ranks in row.composition]
@@ -1398,7 +1410,13 @@ class KernelMaker:
         )
 
     def gains_by_grouping(self, row: PromisingRow) -> bool:
-        """Whether a row may be faster than with fewer shard groups, which are looked at by themselves."""
+        """Whether a row may be faster than with fewer shard groups, which are looked at by themselves.
+
+        Parameters
+        ----------
+        row
+            A layout, its execution, and how many ranks each part has.
+        """
         is_pinned = "shard_groups" in self.request.first.pins
         is_sparing = self.request.first.max_cut_use < 1
         if int(row.layout.shard_groups) == 1 or is_pinned or self.request.top_k > 1 or is_sparing:

@@ -196,17 +196,13 @@ class MixedSearch:
                 self._price(rows[position])
                 position += 1
             outcome.lower_bound_s = min(self._limit_s, outcome.unlisted_s)
-            is_proven = outcome.unlisted_s >= self._limit_s
-            if outcome.best is None:
-                outcome.status = "infeasible" if is_proven else "unknown"
-            else:
-                outcome.status = "optimal" if is_proven else "feasible"
+            outcome.status = self._ended(is_proven=outcome.unlisted_s >= self._limit_s)
         except OutOfTimeError:
             outcome.waiting = rows[position : position + _MOST_WAITING]
             first_waiting = [row.bound_s * self._least_factor for row in outcome.waiting[:1]]
             least_s = min([*first_waiting, self._limit_s, outcome.unlisted_s])
             outcome.lower_bound_s = least_s if rows else None
-            outcome.status = "feasible" if outcome.best is not None else "unknown"
+            outcome.status = self._ended(is_proven=False)
         if outcome.lower_bound_s == inf:
             outcome.lower_bound_s = None
         return outcome
@@ -219,8 +215,7 @@ class MixedSearch:
         cutoff_s
             No pipeline is kept that takes this or longer.
         """
-        outcome = self.outcome
-        outcome.status, least_s = "infeasible", inf
+        outcome, least_s = self.outcome, inf
         try:
             for row in every_row(self.request, self._look_at_clock):
                 self._look_at_clock()
@@ -229,16 +224,25 @@ class MixedSearch:
                 kernel = self._maker.kernel(row)
                 kernel.price = self._within_cuts(kernel, kernel.best_split(inf))
                 outcome.rows += 1
+                # Of a kernel with too many splits to be played, one may fit though none of those played does.
+                outcome.unlisted_s = min(outcome.unlisted_s, kernel.unlisted_s)
+                least_s = min(least_s, kernel.price_s, kernel.unlisted_s)
                 if kernel.price is not None:
                     outcome.priced += 1
-                    least_s = min(least_s, kernel.price_s, kernel.unlisted_s)
                     if kernel.price_s < cutoff_s:
                         self._take(kernel)
             outcome.lower_bound_s = None if least_s == inf else least_s
-            outcome.status = "infeasible" if outcome.best is None else "optimal"
+            is_proven = outcome.unlisted_s >= min(self._limit_s, cutoff_s)
+            outcome.status = self._ended(is_proven=is_proven)
         except OutOfTimeError:
-            outcome.status = "unknown" if outcome.best is None else "feasible"
+            outcome.status = self._ended(is_proven=False)
         return outcome
+
+    def _ended(self, *, is_proven: bool) -> str:
+        """The status of a search that looked at all that counts, or that did not."""
+        if self.outcome.best is None:
+            return "infeasible" if is_proven else "unknown"
+        return "optimal" if is_proven else "feasible"
 
     @property
     def _limit_s(self) -> float:
@@ -335,7 +339,7 @@ def through_parts(
     cutoff_s: float,
     deadline: float,
     *,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
     rivals_s: Sequence[float] = (),
     corrections: Sequence[GainCorrections] = (),
 ) -> MixedOutcome:
@@ -355,15 +359,9 @@ def through_parts(
     """
     if request.first.method == "exhaustive" and not corrections:
         return MixedSearch(request, inf, deadline).run_through_all(cutoff_s)
-    search = MixedSearch(
-        request,
-        cutoff_s,
-        deadline,
-        progress=progress or _silent,
-        rivals_s=rivals_s,
-        corrections=corrections,
-    )
-    return search.run()
+    return MixedSearch(
+        request, cutoff_s, deadline, progress, rivals_s=rivals_s, corrections=corrections
+    ).run()
 
 
 def most_corrected(
@@ -451,7 +449,7 @@ def make_mixed_plan(
     InternalError
         If the plan fails its own verification: a fault of the planner.
     """
-    began = time.monotonic()
+    began, progress = time.monotonic(), progress or (lambda _: None)
     searched = _searched(request, progress, began)
     picked, outcomes = searched.picked(request), [each for _, each in searched.outcomes]
     bounds = [_least_s(plan.status, plan.objective.lower_bound_s) for plan in searched.alone]
@@ -490,12 +488,10 @@ def make_mixed_plan(
     request = request.plan_alone
     if document.layout is not None:
         if choices:
-            if progress is not None:
-                progress(f"{step_s:.4g} s a step; its choices one by one")
+            progress(f"{step_s:.4g} s a step; its choices one by one")
             document = _with_choices(request, document, searched.deadline)
         if robustness:
-            if progress is not None:
-                progress(f"{step_s:.4g} s a step; errors of the prediction")
+            progress(f"{step_s:.4g} s a step; errors of the prediction")
             document = _with_robustness(request, document, searched.deadline)
     document = with_digest(document)
     verify_mixed(document)
@@ -519,7 +515,7 @@ class _Searched:
     """The best plan of each part alone, and how the searches for pipelines through several ended."""
 
     alone: list[Plan]
-    rivals: list[dict[str, object]]
+    rivals: list[dict[str, Any]]
     """Plans on parts alone, as alternatives are written."""
     outcomes: list[tuple[MixedRequest, MixedOutcome]]
     """By the parts that pipelines run through."""
@@ -540,24 +536,21 @@ class _Searched:
         return _Picked(least_s, None, chosen, outcome.best)
 
 
-def _searched(
-    request: MixedRequest, progress: Callable[[str], None] | None, began: float
-) -> _Searched:
+def _searched(request: MixedRequest, progress: Callable[[str], None], began: float) -> _Searched:
     """Each part alone, then every pipeline through several; `began` is when, on the clock of `monotonic`."""
     limit_s = request.time_limit_s
     own_limit_s = None if limit_s is None else _SHARE_ALONE * limit_s
     if request.first.method == "exhaustive":
         # Too many pipelines are refused before the parts are planned alone.
         for chosen in _choices_of_parts(request):
-            next(every_row(chosen, _nothing), None)
-    if progress is not None:
-        progress("each part alone")
+            next(every_row(chosen, lambda: None), None)
+    progress("each part alone")
     alone = side_by_side([partial(_alone, part, own_limit_s) for part in request.parts])
     deadline = inf if limit_s is None else began + 0.95 * limit_s
     rivals = [
         each for part, plan in enumerate(alone) for each in _rivals_alone(request, part, plan)
     ]
-    rivals_s = sorted(float(str(each["step_time_s"])) for each in rivals)
+    rivals_s = sorted(each["step_time_s"] for each in rivals)
     cutoff_s = rivals_s[request.top_k - 1] if len(rivals_s) >= request.top_k else inf
     until = deadline
     if limit_s is not None and request.first.objective == "expected":
@@ -575,7 +568,7 @@ def _alone(part: PlanRequest, limit_s: float | None) -> Plan:
     return fastest_plan(replace(part, time_limit_s=limit_s), explained=False)
 
 
-def _rivals_alone(request: MixedRequest, part: int, plan: Plan) -> list[dict[str, object]]:
+def _rivals_alone(request: MixedRequest, part: int, plan: Plan) -> list[dict[str, Any]]:
     """A part's own plan and its next best ones, as alternatives are written."""
     if plan.layout is None or plan.execution is None or plan.objective.step_time_s is None:
         return []
@@ -583,7 +576,7 @@ def _rivals_alone(request: MixedRequest, part: int, plan: Plan) -> list[dict[str
     return [{**each, "runs_on": [request.name_of(part)]} for each in (best, *plan.alternatives)]
 
 
-def _alternative(layout: LayoutDoc, execution: Execution, step_s: float) -> dict[str, object]:
+def _alternative(layout: LayoutDoc, execution: Execution, step_s: float) -> dict[str, Any]:
     """A plan among several: what it is in plain numbers, and its step."""
     of_execution = {choice.name: getattr(execution, choice.name) for choice in OF_EXECUTION}
     return {
@@ -598,7 +591,7 @@ def _alternative(layout: LayoutDoc, execution: Execution, step_s: float) -> dict
 
 def _with_alternatives(
     document: MixedPlan,
-    rivals: Sequence[dict[str, object]],
+    rivals: Sequence[dict[str, Any]],
     outcomes: Sequence[tuple[MixedRequest, MixedOutcome]],
     top_k: int,
 ) -> MixedPlan:
@@ -616,10 +609,10 @@ def _with_alternatives(
             every.append({**each, "runs_on": list(ranks), "ranks_on": list(ranks.values())})
     best_s = document.objective.step_time_s
     # What is faster than the plan of the least expected step is no next best one.
-    every = [each for each in every if float(str(each["step_time_s"])) >= best_s]
-    every.sort(key=lambda each: float(str(each["step_time_s"])))
+    every = [each for each in every if each["step_time_s"] >= best_s]
+    every.sort(key=lambda each: each["step_time_s"])
     next_best = [
-        {**each, "slower_pct": 100.0 * (float(str(each["step_time_s"])) / best_s - 1.0)}
+        {**each, "slower_pct": 100.0 * (each["step_time_s"] / best_s - 1.0)}
         for each in every[1:top_k]
     ]
     is_proven = all(each.status in ("optimal", "infeasible") for _, each in outcomes)
@@ -693,14 +686,6 @@ def _promise(
     )
 
 
-def _silent(_: str) -> None:
-    """Says nothing."""
-
-
-def _nothing() -> None:
-    """Does nothing."""
-
-
 def _choices_of_parts(request: MixedRequest) -> Iterator[MixedRequest]:
     """The request on every two or more of its parts."""
     count = len(request.parts)
@@ -771,7 +756,7 @@ def _with_figures(
     assert document.layout is not None
     assert document.execution is not None
     layout = segments[0].part.layout
-    names = [request.name_of(part) for part in range(len(request.parts))]
+    names = request.cluster.names
     step = mixed_step(segments, stages)
     step_s = float(np.asarray(step.seconds))
     memory_gib = mixed_memory_gib(segments, stages)
@@ -845,7 +830,7 @@ def placed_on_parts(plan: MixedPlan, onto: MixedClusterSpec) -> MixedPlan:
         If a part has too few nodes, or a rule does not hold there, memory included.
     """
     onto.check_pipeline()
-    names = [onto.name_of(part) for part in range(len(onto.parts))]
+    names = onto.names
     for name, nodes in plan.nodes:
         check_choice(name, names, "parts", "the plan runs on a part that the cluster does not have")
         part = onto.parts[names.index(name)]
@@ -864,9 +849,6 @@ def placed_on_parts(plan: MixedPlan, onto: MixedClusterSpec) -> MixedPlan:
         name: MixedPlan.model_fields[name].get_default(call_default_factory=True)
         for name in ("choices", "robustness", "cost", "baseline", "alternatives")
     }
-    nothing = AloneDoc(
-        part="", device="", gpus=1, status="unknown", step_time_s=None, lower_bound_s=None
-    )
     moved = _with_figures(moved, request, pipeline.segments, pipeline.stages)
     assert moved.predicted is not None
     moved = moved.model_copy(
@@ -876,8 +858,13 @@ def placed_on_parts(plan: MixedPlan, onto: MixedClusterSpec) -> MixedPlan:
             "status": "feasible",
             "objective": objective_of(moved.predicted.step_time_s, None),
             "alone": [
-                nothing.model_copy(
-                    update={"part": name, "device": each.cluster.device.name, "gpus": each.gpus}
+                AloneDoc(
+                    part=name,
+                    device=each.cluster.device.name,
+                    gpus=each.gpus,
+                    status="unknown",
+                    step_time_s=None,
+                    lower_bound_s=None,
                 )
                 for name, each in zip(names, request.parts, strict=True)
             ],
@@ -972,7 +959,15 @@ class _Largest(NamedTuple):
         return cls(max(map(usable_hbm_gib, works)), max(stated_gib, default=inf))
 
     def rows(self, workload: Workload, layout: Layout) -> list[RankRow]:
-        """What each pipeline rank holds on the part of a workload, with what the part has less."""
+        """What each pipeline rank holds on the part of a workload, with what the part has less.
+
+        Parameters
+        ----------
+        workload
+            On a part, under the execution of the pipeline.
+        layout
+            In plain numbers; of all ranks of its pipeline, rows come back.
+        """
         host_gib, less_gib = host_limit_gib(workload), self.hbm_gib - usable_hbm_gib(workload)
         return [
             replace(
@@ -1096,8 +1091,8 @@ def _alone_combination(
 
 def _with_choices(request: MixedRequest, document: MixedPlan, deadline: float) -> MixedPlan:
     """The document with what each of its execution choices brings, the largest gain first."""
-    if document.layout is None or document.execution is None:
-        return document
+    assert document.layout is not None
+    assert document.execution is not None
     tasks = []
     for choice, value in compared_choices(document.layout, document.execution):
         parts = [without_choice(part, choice) for part in request.parts]
@@ -1195,7 +1190,7 @@ def best_on_parts(
         bound_s = known_s
         if bound_s is None or bound_s < step_s:
             left_s = None if deadline == inf else max(deadline - time.monotonic(), 0.0)
-            plan = fastest_plan(replace(part, time_limit_s=left_s), explained=False)
+            plan = _alone(part, left_s)
             bound_s = _least_s(plan.status, plan.objective.lower_bound_s)
             if (plan.objective.step_time_s or inf) < step_s:
                 step_s, layout = plan.objective.step_time_s or inf, plan.layout
@@ -1236,8 +1231,6 @@ def _as_it_stands_s(document: MixedPlan, choice: Choice) -> float:
 
 def _with_robustness(request: MixedRequest, document: MixedPlan, deadline: float) -> MixedPlan:
     """The document with what becomes of it under every change of its parts."""
-    if document.layout is None:
-        return document
     band, memory, rows = changes_of_parts(request)
     tasks = [partial(_scenario, request, document, row, deadline) for row in rows.values()]
     found = robustness_of(band, memory, side_by_side(tasks))
@@ -1247,7 +1240,13 @@ def _with_robustness(request: MixedRequest, document: MixedPlan, deadline: float
 def changes_of_parts(
     request: MixedRequest,
 ) -> tuple[ErrorBand, ErrorBand, dict[str, list[Change | None]]]:
-    """The widest bands of steps and of memory of any part, and by its words what is off on each part."""
+    """The widest bands of steps and of memory of any part, and by its words what is off on each part.
+
+    Parameters
+    ----------
+    request
+        What is planned; each part has the bands of its own device and stack.
+    """
     works = [part.workload() for part in request.parts]
     band = _widest([step_time_band(work) for work in works])
     memory = _widest([peak_memory_band(work) for work in works])
@@ -1260,7 +1259,15 @@ def changes_of_parts(
 
 
 def changed_parts(request: MixedRequest, by_part: Sequence[Change | None]) -> MixedRequest:
-    """A request with what is off on each part; None is nothing."""
+    """A request with what is off on each part; None is nothing.
+
+    Parameters
+    ----------
+    request
+        As it was searched.
+    by_part
+        For each part what is off there; None where nothing is.
+    """
     pairs = zip(by_part, request.parts, strict=True)
     parts = tuple(part if change is None else change.applied(part) for change, part in pairs)
     return replace(request, parts=parts)
@@ -1305,7 +1312,15 @@ def _scenario(
 
 
 def moved_step_s(changed: MixedRequest, document: MixedPlan) -> float | None:
-    """The step of a pipeline on changed parts, nothing in it moved; None where it no longer fits."""
+    """The step of a pipeline on changed parts, nothing in it moved; None where it no longer fits.
+
+    Parameters
+    ----------
+    changed
+        The request with what is off on its parts, in the order of the cluster file.
+    document
+        A pipeline through parts, as it was planned.
+    """
     parts = tuple(
         stated.model_copy(update={"cluster": part.cluster})
         for stated, part in zip(document.cluster.parts, changed.parts, strict=True)
@@ -1323,7 +1338,15 @@ def moved_step_s(changed: MixedRequest, document: MixedPlan) -> float | None:
 
 
 def with_mixed_cost(result: MixedResult, budget: Budget) -> MixedResult:
-    """A result with what the training takes; as it is where there is no plan, or nothing is asked."""
+    """A result with what the training takes; as it is where there is no plan, or nothing is asked.
+
+    Parameters
+    ----------
+    result
+        Of any status.
+    budget
+        Tokens or days of the training, and a price in place of the parts' own.
+    """
     cost = cost_on_parts(result.document, budget)
     if cost is None:
         return result

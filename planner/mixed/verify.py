@@ -41,7 +41,13 @@ from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
 
 
 def objective_faults(plan: MixedPlan) -> Iterator[str]:
-    """Status, step, bound and gap that contradict each other or what the plan consists of, in words."""
+    """Status, step, bound and gap that contradict each other or what the plan consists of, in words.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    """
     price_s, bound_s = plan.objective.step_time_s, plan.objective.lower_bound_s
     gap = plan.objective.gap
     if (price_s is not None) != (plan.status in ("optimal", "feasible")):
@@ -82,11 +88,17 @@ def _shape_faults(plan: MixedPlan, price_s: float) -> Iterator[str]:
 
 
 def alone_faults(plan: MixedPlan) -> Iterator[str]:
-    """What is said of each part alone against the cluster, the plan's step and its bound, in words."""
+    """What is said of each part alone against the cluster, the plan's step and its bound, in words.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    """
     parts = plan.cluster.parts
     wanted = [
-        (plan.cluster.name_of(i), part.cluster.device.name, part.gpus)
-        for i, part in enumerate(parts)
+        (name, part.cluster.device.name, part.gpus)
+        for name, part in zip(plan.cluster.names, parts, strict=True)
     ]
     stated = [(each.part, each.device, each.gpus) for each in plan.alone]
     if stated != wanted:
@@ -138,7 +150,13 @@ def _alternative_faults(plan: MixedPlan) -> Iterator[str]:
 
 
 def verify_mixed(plan: MixedPlan) -> None:
-    """Raises InternalError with everything that is wrong with a plan on a mixed cluster."""
+    """Raises InternalError with everything that is wrong with a plan on a mixed cluster.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    """
     broken = list(mixed_faults(plan))
     if broken:
         raise InternalError("the mixed plan failed its own verification: " + "; ".join(broken))
@@ -205,7 +223,7 @@ def _split_faults(plan: MixedPlan, layout: LayoutDoc) -> Iterator[str]:
 
 def _order_faults(plan: MixedPlan, layout: LayoutDoc) -> Iterator[str]:
     """Ranks, nodes and parts that do not stand in one order, or that have no room."""
-    parts = {plan.cluster.name_of(index): part for index, part in enumerate(plan.cluster.parts)}
+    parts = dict(zip(plan.cluster.names, plan.cluster.parts, strict=True))
     order = [name for name, _ in groupby(rank.part for rank in plan.ranks)]
     if len(order) < 2 or len(set(order)) < len(order) or not set(order) <= set(parts):
         yield f"the ranks run on {order}: must be two or more of {list(parts)}, each at a stretch"
@@ -276,28 +294,22 @@ def _memory_faults(pipeline: Pipeline) -> Iterator[str]:
     ):
         if short_gib:
             yield f"{name}: a host lacks {short_gib:.1f} GiB for what its GPUs keep there"
-    for name, segment, memory_gib in zip(
-        plan.runs_on, pipeline.segments, pipeline.memory_gib, strict=True
-    ):
+    for segment, memory_gib in zip(pipeline.segments, pipeline.memory_gib, strict=True):
         workload = segment.part.workload
         device, usable_gib = workload.cluster.device.name, usable_hbm_gib(workload)
         model = workload.model
         leading = model.dense_layers if model.moe_layers else 0
         for rank, peak_gib in zip(plan.ranks[segment.own], memory_gib, strict=True):
-            expected = RankDoc(
-                rank=rank.rank,
-                part=name,
-                device=device,
-                layers=rank.layers,
-                dense_layers=_before(leading, plan.ranks[: rank.rank + 1])
-                - _before(leading, plan.ranks[: rank.rank]),
-                memory_gib=peak_gib,
-                usable_gib=usable_gib,
-            )
-            if rank.device != expected.device:
-                yield f"rank {rank.rank} is on {rank.device}, its part has {expected.device}"
-            for field in ("dense_layers", "memory_gib", "usable_gib"):
-                stated, counted = getattr(rank, field), getattr(expected, field)
+            if rank.device != device:
+                yield f"rank {rank.rank} is on {rank.device}, its part has {device}"
+            before, until = (plan.ranks[:end] for end in (rank.rank, rank.rank + 1))
+            expected = {
+                "dense_layers": _before(leading, until) - _before(leading, before),
+                "memory_gib": peak_gib,
+                "usable_gib": usable_gib,
+            }
+            for field, counted in expected.items():
+                stated = getattr(rank, field)
                 if not _same(stated, counted):
                     yield f"rank {rank.rank}: {field} is {stated}, worked out again {counted}"
 

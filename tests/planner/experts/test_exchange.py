@@ -10,7 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.planner.experts.service import inside_share, permutation_density
+from meshwright.planner.experts.service import (
+    ExpertRequest,
+    inside_share,
+    permutation_density,
+    read_ground,
+)
 
 
 def drawn_density(share: np.ndarray, choices: int, dispatches: int) -> float:
@@ -55,3 +60,20 @@ def test_the_straggler_takes_as_much_longer_as_its_gpu_is_fuller(tmp_path: Path)
     assert row["even_all_to_all_s"] == pytest.approx(4096 * 4096 * 2 / 50e9)
     over_even = row["straggler_all_to_all_s"] / row["even_all_to_all_s"]
     assert over_even == pytest.approx(row["balance"])
+
+
+def test_nothing_inside_a_rack_crosses_the_network(tmp_path: Path) -> None:
+    """Two nodes of four GPUs in one NVLink domain of 72: their NICs carry no token."""
+    loads = tmp_path / "loads.npz"
+    tokens = np.random.default_rng(0).integers(0, 8, (1, 64, 1), dtype=np.int32)
+    np.savez(loads, topk_ids=tokens, num_experts=8)
+    words = f"experts {loads} --cluster gb200-nvl72 --gpus 8 --model mixtral-8x7b --json"
+    row = json.loads(CliRunner().invoke(main, words.split()).stdout)["layers"][0]
+    assert row["cross_node_bytes"] > 0
+    seconds = [row[name] for name in row if name.endswith("_s") and "all_to_all" in name]
+    assert seconds == [0.0] * 4
+    ground = read_ground(ExpertRequest(loads=loads, cluster="gb200-nvl72", gpus=144), 8)
+    assert ground.domain_gpus == 72
+    assert [(level.gpus, level.weight) for level in ground.levels] == [(4, 50 / 900), (72, 1.0)]
+    plain = read_ground(ExpertRequest(loads=loads, cluster="dgx-h100", gpus=16), 8)
+    assert (plain.domain_gpus, plain.levels[0].weight) == (8, 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,13 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.experts.bound import balance_bound, count_bound, pair_bound
 from meshwright.planner.experts.inputs import Flows, Level, blocks_per_token, read_routing
 from meshwright.planner.experts.less_traffic import NodeExchange, layer_caps, less_of
-from meshwright.planner.experts.packing import SlotPacking, greedy_counts, has_duplicates, pack
+from meshwright.planner.experts.packing import (
+    SlotPacking,
+    State,
+    greedy_counts,
+    has_duplicates,
+    pack,
+)
 from meshwright.planner.experts.placements import count_moves, read_placement
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.recorders import token_loads
@@ -492,7 +499,8 @@ def test_torch_files_are_refused_or_read(tmp_path: Path) -> None:
 def test_a_first_answer_of_many_partitions_is_of_layers() -> None:
     """16 groups on 4 nodes have too many ways to be listed: what is told is no mean over the nodes."""
     loads = np.random.default_rng(0).integers(1, 100, (1, 2, 64)).astype(np.float64)
-    shape, told = SlotShape(slots=96, gpus=32, nodes=4), []
+    shape = SlotShape(slots=96, gpus=32, nodes=4)
+    told: list[State] = []
     effort = PlacementEffort(time_limit_s=0.5, on_first=told.append)
     solved = place_layers(loads, shape, PlacementLimits(groups=16), effort)
     (first,) = told
@@ -502,7 +510,7 @@ def test_a_first_answer_of_many_partitions_is_of_layers() -> None:
 
 
 @pytest.mark.parametrize("option", [{"seed": -1}, {"weight_bytes": -1.0}])
-def test_numbers_out_of_range_are_named(tmp_path: Path, option: dict[str, float]) -> None:
+def test_numbers_out_of_range_are_named(tmp_path: Path, option: dict[str, Any]) -> None:
     np.save(tmp_path / "loads.npy", np.ones((1, 16)))
     with pytest.raises(InputError, match="must be from 0 to"):
         place_experts(loads=tmp_path / "loads.npy", cluster="dgx-h100", gpus=8, **option)

@@ -302,3 +302,18 @@ def test_arrays_of_no_numbers_are_named(tmp_path: Path, arrays: dict[str, Any]) 
     np.savez(tmp_path / "loads.npz", **arrays)
     with pytest.raises(InputError, match=r"loads\.npz.*(numbers|nothing|integers)"):
         read_routing(tmp_path / "loads.npz")
+
+
+def test_layers_beyond_any_model_are_refused(tmp_path: Path) -> None:
+    """A file of SGLang has a row for every layer up to the last: one of a billion would not end."""
+    path = tmp_path / "run.jsonl"
+    for layer in (-1, 10**9):
+        path.write_text(json.dumps({"tokens_per_expert": [1, 2], "layer": layer}), encoding="utf-8")
+        with pytest.raises(InputError, match="layer must be from 0"):
+            read_routing(path)
+    folder = statistics(tmp_path / "stats")
+    for name in ("10_100000", "1_" + "9" * 5000):
+        tensors = {name: np.array([1, 2, 3], dtype=np.int32)}
+        (folder / "rank1.safetensors").write_bytes(write_safetensors(tensors))
+        with pytest.raises(InputError, match="ITERATION_LAYER"):
+            read_routing(folder)

@@ -23,6 +23,7 @@ from meshwright.planner.many.batch import (
     RESULT_FORMATS,
     BatchOptions,
     BatchReport,
+    _identity,
     asked_of,
     do_job,
     request_of,
@@ -246,6 +247,19 @@ def test_a_plan_cut_short_by_time_is_not_kept(tmp_path: Path) -> None:
     result = do_job({**SMALL, "name": "x", "time_limit": 0.0}, str(tmp_path / "kept"))
     assert result["row"]["status"] == "unknown"
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_batch_is_another_one_when_a_file_that_it_names_is(tmp_path: Path) -> None:
+    """Else rows of the old cluster would stand beside rows of the new one."""
+    cluster = tmp_path / "mine.yaml"
+    cluster.write_text("extends: dgx-h100\ngpus: 64\n", encoding="utf-8")
+    (tmp_path / "jobs.yaml").write_text(
+        yaml.safe_dump({"jobs": [{**SMALL, "cluster": "mine.yaml"}]}), encoding="utf-8"
+    )
+    before = _identity(read_jobs(tmp_path / "jobs.yaml"))
+    assert _identity(read_jobs(tmp_path / "jobs.yaml")) == before
+    cluster.write_text("extends: dgx-h100\ngpus: 128\n", encoding="utf-8")
+    assert _identity(read_jobs(tmp_path / "jobs.yaml")) != before
 
 
 def test_only_the_same_batch_is_resumed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.planner.bounds.mappings import packed_context, shared_times
+from meshwright.planner.mixed import service
 from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.kernel import MixedKernel
 from meshwright.planner.mixed.promising import (
@@ -407,6 +409,19 @@ def test_every_pipeline_by_itself_gives_what_the_search_gives_many(
     asked_for: Callable[[int], MixedRequest], seed: int
 ) -> None:
     compare_exhaustive(seed, asked_for, 1 + seed % 3)
+
+
+def test_nothing_is_called_infeasible_where_splits_were_not_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None of the splits that were played fits, and others, too many to be played, may take a second."""
+    unplayed = SimpleNamespace(price_s=inf, unlisted_s=1.0, best_split=lambda _: None)
+    search = MixedSearch(asked(0), inf)
+    maker = SimpleNamespace(keeps_inside=lambda _: True, kernel=lambda _: unplayed)
+    monkeypatch.setattr(search, "_maker", maker)
+    monkeypatch.setattr(service, "every_row", lambda *_: iter([None]))
+    outcome = search.run_through_all(inf)
+    assert (outcome.status, outcome.lower_bound_s) == ("unknown", 1.0)
 
 
 def compare_several(seed: int, asked_for: Callable[[int], MixedRequest] = asked) -> None:
