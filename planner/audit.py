@@ -46,6 +46,7 @@ from meshwright.planner.bounds.mappings import (
     ranks_on,
 )
 from meshwright.planner.launch.plan_files import TARGETS, pipeline_files, plan_files, stand_in
+from meshwright.planner.mapping.slots import Place
 from meshwright.planner.mixed.document import (
     MixedPlan,
     MixedSolverDoc,
@@ -749,8 +750,6 @@ def _part_file_faults(folder: Path) -> Iterator[str]:
 
 
 RANKS_FILE = "mapping/ranks.csv"
-Place = tuple[int, int]
-"""(node, local GPU), both from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

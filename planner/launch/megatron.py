@@ -267,7 +267,14 @@ def _yarn_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
 
 
 def layer_list(order: str, counted_letter: str) -> str:
-    """A list with a 1 for each layer whose letter is `one`, as `moe_freq_type` of Megatron-LM evaluates it.
+    """A list with a 1 for each layer of a kind, as `moe_freq_type` of Megatron-LM evaluates it.
+
+    Parameters
+    ----------
+    order
+        A letter for the kind of each layer, the first one first; at least one.
+    counted_letter
+        That of the kind.
 
     >>> layer_list("FFFWW", "W"), layer_list("FWFWFW", "W"), layer_list("LL", "L")
     ('([0]*3+[1]*2)', '([0,1]*3)', '([1]*2)')
@@ -455,18 +462,16 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:
         "moe.shared_ffn_hidden": moe.shared_width,
         "moe.shared_expert_gate": moe.shared_expert_gate and moe.shared_width > 0,
     }
-    if moe.dense_layers:
-        said["moe.every"] = f"([0]*{moe.dense_layers}+[1]*{model.moe_layers})"
-    if moe.every > 1:
-        group = ",".join(["0"] * (moe.every - 1) + ["1"])
-        said["moe.every"] = f"([{group}]*{model.layers // moe.every})"
+    if moe.dense_layers or moe.every > 1:
+        order = ("E" if layer in model.expert_layers else "D" for layer in range(model.layers))
+        said["moe.every"] = layer_list("".join(order), "E")
     groups, chosen_groups = moe.router_groups, moe.router_groups_per_token
     if groups is None or chosen_groups is None or chosen_groups >= groups:
         said |= {"moe.router_groups": None, "moe.router_groups_per_token": None}
     if moe.router_score == "sigmoid":
         said["balancing_bias"] = moe.router_bias
     else:
-        # SparseMixer is not there: `_router_shortfalls` says so.
+        # SparseMixer is not there: `_differing_experts` says so.
         said["moe.router_score"] = "softmax"
         # A softmax over the chosen experts makes their weights add up to 1; one alone has no gradient.
         said["pre_softmax"] = not moe.router_normalized or moe.top_k == 1

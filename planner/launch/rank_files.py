@@ -37,7 +37,13 @@ from meshwright.planner.drawing import (
     shortened,
     text_width,
 )
-from meshwright.planner.mapping.slots import Groups, coordinates, megatron_order, process_groups
+from meshwright.planner.mapping.slots import (
+    Groups,
+    Place,
+    coordinates,
+    megatron_order,
+    process_groups,
+)
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.run_terms import LayoutDoc
 
@@ -87,10 +93,6 @@ def _block(cluster: ClusterSpec, levels: FabricLevels, depth: int | None, node: 
 # Which process runs where: ranks in the framework's order, against the nodes' GPUs.
 
 
-RankPlace = tuple[int, int]
-"""(node, local GPU), both from 0."""
-
-
 _TEMPLATE = (
     "# The plan's cluster names no hosts: these lines only count its nodes. Put your hosts in their place\n"
     "# and call the file {file}; or start inside a job, whose hosts are then taken.\n"
@@ -102,7 +104,7 @@ class PlacedRanks:
     """Nodes in the order of their first rank, and the place of every rank among them."""
 
     hosts: tuple[str, ...]
-    places: tuple[RankPlace, ...]
+    places: tuple[Place, ...]
     """`places[rank]` = (index into `hosts`, local GPU)."""
     nodes: tuple[int, ...]
     """`nodes[i]` is the number of `hosts[i]` in the cluster, from 0."""
@@ -172,11 +174,9 @@ class PlacedRanks:
 
     def _by_name(self, file: str, hosts: Sequence[str]) -> dict[str, str]:
         text = "".join(f"{host}\n" for host in hosts)
-        return (
-            {file: text}
-            if self.names_known
-            else {f"{file}.template": _TEMPLATE.format(file=file) + text}
-        )
+        if self.names_known:
+            return {file: text}
+        return {f"{file}.template": _TEMPLATE.format(file=file) + text}
 
     def openmpi_rankfile(self) -> str:
         """A line per rank for `mpirun --rankfile`: its host, and the slot of its GPU.
@@ -185,19 +185,14 @@ class PlacedRanks:
         OpenMPI 4.1, "relative host indices"). Raises InfeasibleError for a host name that the file cannot
         hold.
         """
-        if not self.names_known:
-            turns = self.turns
-            return "".join(
-                f"rank {rank}=+n{turns[host]} slot={gpu}\n"
-                for rank, (host, gpu) in enumerate(self.places)
-            )
-        for host in self.hosts:
-            if re.search(r"[\s=#;]", host):
+        names = self.hosts if self.names_known else [f"+n{turn}" for turn in self.turns]
+        for name in names:
+            if re.search(r"[\s=#;]", name):
                 raise InfeasibleError(
-                    f"{host!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'."
+                    f"{name!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'."
                 )
         return "".join(
-            f"rank {rank}={self.hosts[host]} slot={gpu}\n"
+            f"rank {rank}={names[host]} slot={gpu}\n"
             for rank, (host, gpu) in enumerate(self.places)
         )
 
@@ -235,7 +230,7 @@ def placed_ranks(plan: Plan, framework: Framework | None = None) -> PlacedRanks:
     return default if reordered.gpus_per_host is None else reordered
 
 
-def _places(plan: Plan, layout: LayoutDoc) -> list[RankPlace]:
+def _places(plan: Plan, layout: LayoutDoc) -> list[Place]:
     """(node, local GPU) of every rank in the default order, as the plan maps them."""
     world = layout.tp * layout.cp * layout.pp * layout.dp
     mapping, cluster = plan.mapping, plan.inputs.cluster
@@ -263,7 +258,7 @@ def _other_order_is_legal(plan: Plan, layout: LayoutDoc) -> bool:
     return plan.inputs.model.moe is None or layout.expert_group == layout.tp * layout.cp
 
 
-def _recounted(places: Sequence[RankPlace], layout: LayoutDoc) -> list[RankPlace]:
+def _recounted(places: Sequence[Place], layout: LayoutDoc) -> list[Place]:
     """The places in the order tp, cp, pp, dp, from those in the order tp, cp, dp, pp."""
     inner = layout.tp * layout.cp
     return [
@@ -274,9 +269,7 @@ def _recounted(places: Sequence[RankPlace], layout: LayoutDoc) -> list[RankPlace
     ]
 
 
-def _on_hosts(
-    plan: Plan, places: Sequence[RankPlace], *, pipeline_before_data: bool
-) -> PlacedRanks:
+def _on_hosts(plan: Plan, places: Sequence[Place], *, pipeline_before_data: bool) -> PlacedRanks:
     nodes = list(dict.fromkeys(node for node, _ in places))
     hosts = _host_names(plan, nodes)
     index = {node: position for position, node in enumerate(nodes)}
@@ -626,10 +619,7 @@ def _ranks_on(host: Host) -> tuple[str, list[int]]:
 
 def _coloured_axis(layout: LayoutDoc) -> str:
     """The outermost axis that has more than one part."""
-    for axis in reversed(AXES):
-        if getattr(layout, axis) > 1:
-            return axis
-    return "pp"
+    return next((axis for axis in reversed(AXES) if getattr(layout, axis) > 1), "pp")
 
 
 def _hosts(
@@ -691,6 +681,7 @@ def _tip(name: str, cells: Mapping[int, tuple[int, int]], axis: str) -> str:
 
 
 def _head(drawing: Drawing, plan: Plan, layout: LayoutDoc, scene: _Scene, title: str) -> float:
+    """Title, degrees and sizes of a plan; where that ends."""
     heading = shortened(title, WIDTH - 2 * MARGIN, 20)
     drawing.text(MARGIN, 40, heading, size=20, ink="#0f172a", bold=True)
     axes = list(AXES)
@@ -716,7 +707,7 @@ def _legend(drawing: Drawing, scene: _Scene, y: float) -> float:
         shapes += ", its number the rank"
     if scene.style.unit != "leaf" and sum(map(len, scene.pods)) > 1:
         shapes += ", a frame a leaf"
-    drawing.text(MARGIN, y + 11, f"{_WORDS[scene.axis]}", size=12, bold=True)
+    drawing.text(MARGIN, y + 11, _WORDS[scene.axis], size=12, bold=True)
     x = MARGIN + text_width(_WORDS[scene.axis], 12) + 24
     count = len(scene.colours)
     if count <= MOST_SWATCHES:

@@ -81,9 +81,19 @@ def reason_text(row: Row) -> str:
     return str(row["message"]).split("; allowed:")[0]
 
 
-def degrees(row: Row) -> str:
-    """The degrees above 1 of a row: tp8 pp4 dp16."""
-    large = [f"{axis}{row[axis]}" for axis in DEGREES_OF_FRAMEWORKS if (row.get(axis) or 1) > 1]
+def degrees(row: Row, columns: Sequence[str] = DEGREES_OF_FRAMEWORKS, apart: str = "") -> str:
+    """The degrees above 1 of a row: tp8 pp4 dp16.
+
+    Parameters
+    ----------
+    row
+        Of the results.
+    columns
+        Degrees that are looked at, by name.
+    apart
+        What stands between a degree's name and its number.
+    """
+    large = [f"{axis}{apart}{row[axis]}" for axis in columns if (row.get(axis) or 1) > 1]
     return " ".join(large) or "one GPU"
 
 
@@ -414,6 +424,5 @@ def _is_numeric(values: tuple[object, ...]) -> bool:
 
 
 def _layout(row: Mapping[str, Any]) -> str:
-    """Degrees above 1, and the micro-batch."""
-    degrees = [f"{name} {row[name]}" for name in DEGREES if row.get(name) not in (None, 1)]
-    return " ".join(degrees) or ("one GPU" if row.get("tp") else "")
+    """Degrees above 1; nothing of a row without a plan."""
+    return degrees(row, DEGREES, " ") if row.get("tp") else ""
