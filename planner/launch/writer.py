@@ -24,7 +24,7 @@ from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.rank_files import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES, OF_LAYOUT
-from meshwright.planner.request.executions import execution_options
+from meshwright.planner.request.executions import RunQuestion
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_from_document
@@ -137,11 +137,15 @@ def _execution(plan: Plan, framework: Framework) -> Execution:
         return execution
     pins = {"moe_dispatch": inputs.pins["moe_dispatch"]} if "moe_dispatch" in inputs.pins else {}
     pins = pins if inputs.framework == framework.name else {}
-    options = execution_options(
-        framework, inputs.model, inputs.cluster, pins=pins, precision=inputs.precision
+    question = RunQuestion(
+        framework=framework,
+        model=inputs.model,
+        cluster=inputs.cluster,
+        pins=pins,
+        precision=inputs.precision,
     )
     layout = layout_from_document(planned_layout(plan))
-    return options.executions()[0].of_layout(layout)
+    return question.options().executions()[0].of_layout(layout)
 
 
 def _broken_rules(workload: Workload, layout: LayoutDoc) -> list[str]:

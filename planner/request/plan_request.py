@@ -65,11 +65,7 @@ from meshwright.planner.request.choices import (
     WITHOUT,
     degree_meant,
 )
-from meshwright.planner.request.executions import (
-    ExecutionOptions,
-    execution_options,
-    with_shardings,
-)
+from meshwright.planner.request.executions import ExecutionOptions, RunQuestion, with_shardings
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
@@ -303,10 +299,10 @@ class PlanRequest:
     """What the plan may choose beside its layout."""
 
     def _execution_options(self) -> ExecutionOptions:
-        options = execution_options(
-            framework_named(self.framework),
-            self.model,
-            self.cluster,
+        question = RunQuestion(
+            framework=framework_named(self.framework),
+            model=self.model,
+            cluster=self.cluster,
             pins=self.pins,
             without=(*self.without, *_NOT_DEALT) if self.deals_samples else self.without,
             allow=self.allow,
@@ -314,7 +310,7 @@ class PlanRequest:
             optimizer=self.optimizer,
             trains_alone=self.adapters is None and self.images is None and self.reference is None,
         )
-        return with_shardings(options, self.shardings, self.workload)
+        return with_shardings(question.options(), self.shardings, self.workload)
 
     @property
     def zero_stages(self) -> tuple[int, ...]:
