@@ -63,6 +63,15 @@ def host_places(cluster: ClusterSpec, gpus: int, nodes: Sequence[int]) -> list[H
 
     Nodes that the cluster file lists have the leaf and pod that it gives; otherwise they stand in the blocks
     of the machine in turn, of which those count that part an allocation of `gpus` GPUs.
+
+    Parameters
+    ----------
+    cluster
+        Of the plan.
+    gpus
+        Of the allocation, from 1: levels that do not part it do not count.
+    nodes
+        Numbers of nodes in the cluster, from 0.
     """
     if cluster.nodes:
         listed = [cluster.nodes[node] for node in nodes]
@@ -212,6 +221,13 @@ def placed_ranks(plan: Plan, framework: Framework | None = None) -> PlacedRanks:
     Where Megatron's default order would need a process-by-process start but its other order is legal and does
     not, the ranks are counted in that one.
 
+    Parameters
+    ----------
+    plan
+        With a layout.
+    framework
+        That starts it; the plan's own when None.
+
     Raises
     ------
     InfeasibleError
@@ -296,7 +312,13 @@ def _host_names(plan: Plan, nodes: Sequence[int]) -> tuple[str, ...]:
 
 
 def checked_host(name: str) -> str:
-    """A node name that fits on a line of a hostfile. Raises InfeasibleError otherwise."""
+    """A node name that fits on a line of a hostfile. Raises InfeasibleError otherwise.
+
+    Parameters
+    ----------
+    name
+        As the cluster file or a host list has it.
+    """
     if not name or not name.isprintable() or name != name.strip() or name.startswith(("#", "-")):
         raise InfeasibleError(
             f"{name[:80]!r} cannot be a node name in a hostfile. Correct it in the cluster file."
@@ -352,7 +374,13 @@ class LeafStyle:
     """Nodes in a row of a leaf."""
 
     def node_size(self, gpus: int) -> tuple[float, float]:
-        """Width and height of a node."""
+        """Width and height of a node.
+
+        Parameters
+        ----------
+        gpus
+            Of the node, in use or not, at least 1.
+        """
         if self.unit != "GPU":
             return self.cell_width, self.cell_height
         across, down = min(gpus, GPUS_IN_A_ROW), ceil(gpus / GPUS_IN_A_ROW)
@@ -361,7 +389,13 @@ class LeafStyle:
         return width, height + self.label * LABEL_LEADING
 
     def cell_corner(self, gpu: int) -> tuple[float, float]:
-        """Left and top of a GPU's cell inside its node."""
+        """Left and top of a GPU's cell inside its node.
+
+        Parameters
+        ----------
+        gpu
+            Its number in the node, from 0.
+        """
         row, column = divmod(gpu, GPUS_IN_A_ROW)
         x = column * (self.cell_width + self.gap)
         return x, self.label * LABEL_LEADING + row * (self.cell_height + self.gap)
@@ -384,6 +418,11 @@ def style_for(leaves: Sequence[Sequence[Host]]) -> LeafStyle:
     """The largest style in which all nodes fit a page of some screens; equal for all leaves.
 
     Leaves as wide as the largest one needs line up in columns. Very many leaves lose their titles.
+
+    Parameters
+    ----------
+    leaves
+        The nodes of each leaf that is drawn; at least one each.
     """
     count, widest = sum(map(len, leaves)), max(map(len, leaves))
     style = _SMALLEST
@@ -415,7 +454,13 @@ class LeafPainter:
     colours: Sequence[str]
 
     def size(self, hosts: Sequence[Host]) -> tuple[float, float]:
-        """Width and height of a leaf with its frame and title."""
+        """Width and height of a leaf with its frame and title.
+
+        Parameters
+        ----------
+        hosts
+            Of the leaf, at least one.
+        """
         style = self.style
         width, height = style.node_size(max(host.gpus for host in hosts))
         rows = 1 if style.unit == "leaf" else ceil(len(hosts) / style.columns)
@@ -424,7 +469,15 @@ class LeafPainter:
         return inner_width + 2 * style.pad, inner_height + 2 * style.pad + style.title
 
     def draw(self, x: float, y: float, hosts: Sequence[Host]) -> None:
-        """A leaf with its nodes, its corner at (x, y)."""
+        """A leaf with its nodes, its corner at (x, y).
+
+        Parameters
+        ----------
+        x, y
+            The upper left corner of its frame, in pixels.
+        hosts
+            Of the leaf, at least one.
+        """
         style = self.style
         self._frame(x, y, hosts)
         left, top = x + style.pad, y + style.pad + style.title
@@ -890,7 +943,17 @@ def _idle_hosts(plan: Plan, placed: PlacedRanks, places: Sequence[HostPlace]) ->
 
 
 def plan_groups(plan: Plan, layout: LayoutDoc, placed: PlacedRanks) -> dict[str, Groups]:
-    """The process groups of a plan, its ranks counted as `placed` counts them."""
+    """The process groups of a plan, its ranks counted as `placed` counts them.
+
+    Parameters
+    ----------
+    plan
+        Of which the model says whether there are groups of experts.
+    layout
+        Of the plan.
+    placed
+        Its ranks, in either order of Megatron's axes.
+    """
     order = megatron_order(placed.pipeline_before_data)
     return process_groups(layout, order, experts=plan.inputs.model.moe is not None)
 

@@ -116,7 +116,13 @@ def legal_launch(plan: Plan, framework: Framework, *, own_steps: bool = False) -
 
 
 def unlaunched(inputs: PlanInputs) -> str:
-    """Why scripts of the plan's framework have no such step or model; empty where they have it."""
+    """Why scripts of the plan's framework have no such step or model; empty where they have it.
+
+    Parameters
+    ----------
+    inputs
+        Of a plan; the kind of step and the images are looked at.
+    """
     return next(iter(_unlaunched(inputs, framework_named(inputs.framework)).values()), "")
 
 
@@ -386,7 +392,13 @@ def _hosts(placed: PlacedRanks) -> tuple[str, str]:
 
 
 def job_hosts(placed: PlacedRanks) -> str:
-    """Shell lines that fill `hosts` where the plan names none."""
+    """Shell lines that fill `hosts` where the plan names none.
+
+    Parameters
+    ----------
+    placed
+        Hosts that only count the nodes; of unlike numbers of GPUs, a job may have a part for each number.
+    """
     turns, hostnames = _turns_text(placed.turns), 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
     groups = [f"SLURM_JOB_NODELIST_HET_GROUP_{part}" for part in range(len(placed.alike))]
     if len(groups) > 1:
@@ -504,6 +516,11 @@ class Writer:
 
         Where ranks do not run through the nodes in turn there is a rankfile too. Raises InfeasibleError if
         the framework would refuse the plan.
+
+        Parameters
+        ----------
+        plan
+            With a layout.
         """
         launch = legal_launch(plan, self.framework)
         start = self.start(launch)
@@ -533,6 +550,11 @@ def nccl_env(launch: Launch) -> dict[str, str]:
 
     A domain of several nodes (GB200 NVL72) needs multi-node NVLink. Reductions in the NVLink switch (NVLS)
     are there from Hopper on; they are asked for where tensor parallelism would use them.
+
+    Parameters
+    ----------
+    launch
+        For tp, the scale-up domain and the architecture of the GPUs.
     """
     cluster = launch.inputs.cluster
     env = {}
@@ -595,7 +617,15 @@ def flags_of(arguments: Iterable[Argument], said: Mapping[str, object]) -> dict[
 
 
 def said_of_degrees(layout: LayoutDoc, *, experts: bool) -> dict[str, object]:
-    """Degrees and the micro-batch by their names, as arguments call them too; those of experts if wanted."""
+    """Degrees and the micro-batch by their names, as arguments call them too; those of experts if wanted.
+
+    Parameters
+    ----------
+    layout
+        Of a plan.
+    experts
+        Whether ep and etp are said too.
+    """
     return {
         choice.name: getattr(layout, choice.name)
         for choice in OF_LAYOUT
@@ -604,7 +634,15 @@ def said_of_degrees(layout: LayoutDoc, *, experts: bool) -> dict[str, object]:
 
 
 def model_fields(arguments: Iterable[Argument], model: ModelSpec) -> dict[str, object]:
-    """What a model says by the words of arguments that are fields of it, such as `rope.base`."""
+    """What a model says by the words of arguments that are fields of it, such as `rope.base`.
+
+    Parameters
+    ----------
+    arguments
+        Of the framework's record; those whose word is no field of a model are passed over.
+    model
+        The model to be trained; fields of None are left out.
+    """
     fields: dict[str, object] = {}
     for argument in arguments:
         value: object = model
@@ -643,7 +681,13 @@ def notes_of(model: ModelSpec, said: Collection[str], shortfalls: Shortfalls) ->
 
 
 def file_notes(model: ModelSpec) -> tuple[str, ...]:
-    """What the model's file says and no launch can know, as the description does not hold it."""
+    """What the model's file says and no launch can know, as the description does not hold it.
+
+    Parameters
+    ----------
+    model
+        With the fields of its config.json that were left out.
+    """
     if not model.left_out:
         return ()
     named = ", ".join(model.left_out)
