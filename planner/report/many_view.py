@@ -77,7 +77,13 @@ def job_line(row: Row, cached: bool, took_s: float) -> str:
 
 
 def reason_text(row: Row) -> str:
-    """Why a job has no plan, without the choices that would be allowed."""
+    """Why a job has no plan, without the choices that would be allowed.
+
+    Parameters
+    ----------
+    row
+        Of the results, without a plan or with a message all the same.
+    """
     return str(row["message"]).split("; allowed:")[0]
 
 
@@ -98,12 +104,24 @@ def degrees(row: Row, columns: Sequence[str] = DEGREES_OF_FRAMEWORKS, apart: str
 
 
 def row_layout_text(row: Row) -> str:
-    """The degrees of a row, and what lies on the hosts: tp8; 96 GiB of every host: 50 % of the optimizer."""
+    """The degrees of a row, and what lies on the hosts: tp8; 96 GiB of every host: 50 % of the optimizer.
+
+    Parameters
+    ----------
+    row
+        Of the results, with a plan.
+    """
     return "; ".join(filter(None, (degrees(row), row_host_words(row))))
 
 
 def batch_view(report: BatchReport) -> View:
-    """Table and sums; of very many jobs the table shows those without a plan first."""
+    """Table and sums; of very many jobs the table shows those without a plan first.
+
+    Parameters
+    ----------
+    report
+        Of a batch that has ended, jobs of earlier runs included.
+    """
     rows = report.rows
     if len(rows) > MOST_SHOWN:
         rows = sorted(rows, key=lambda row: row["status"] in ("optimal", "feasible"))[:MOST_SHOWN]
@@ -394,7 +412,13 @@ def sweep_files(report: SweepReport) -> dict[str, str]:
 
 
 def sweep_chart(report: SweepReport) -> str:
-    """Tokens per second against the first option that is a number, a line for each of the others' values."""
+    """Tokens per second against the first option that is a number, a line for each of the others' values.
+
+    Parameters
+    ----------
+    report
+        Of a sweep over one option or several, with or without plans.
+    """
     across = next((name for name, values in report.axes.items() if _is_numeric(values)), None)
     planned = [row for row in report.rows if row.get("tokens_per_s")]
     if across is None or not planned or min(row[across] for row in planned) <= 0:

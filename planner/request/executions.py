@@ -38,7 +38,13 @@ FP8_ATTENTION_ON = ("hopper", "blackwell")
 
 
 def choices_made(execution: Execution) -> dict[str, str | bool]:
-    """The choices of an execution that differ from plain; none where there was nothing to choose."""
+    """The choices of an execution that differ from plain; none where there was nothing to choose.
+
+    Parameters
+    ----------
+    execution
+        A choice of None was none: the framework or the model has no such thing.
+    """
     values = {choice.name: getattr(execution, choice.name) for choice in OF_EXECUTION}
     return {
         name: value
@@ -366,7 +372,13 @@ def _pinned(
 
 
 def parse_without(texts: Iterable[str] | str) -> tuple[str, ...]:
-    """Comma-separated names to do without, checked and without repeats."""
+    """Comma-separated names to do without, checked and without repeats.
+
+    Parameters
+    ----------
+    texts
+        A text such as `deepep,cuda-graph`, or several.
+    """
     names = separate_words(texts, "without")
     refuse_unknown(names, WITHOUT, where="without", what="is not known")
     return names
@@ -376,6 +388,11 @@ def parse_allow(texts: Iterable[str] | str) -> tuple[str, ...]:
     """Comma-separated names that are allowed, checked and without repeats.
 
     `all` stands for each that changes the numbers.
+
+    Parameters
+    ----------
+    texts
+        A text such as `bf16-grads,fp8-params`, or several.
     """
     names = separate_words(texts, "allow")
     refuse_unknown(names, (*PERMISSIONS, "all"), where="allow", what="is not known")
