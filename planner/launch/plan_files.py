@@ -24,7 +24,7 @@ from meshwright.planner.launch.configurations import (
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, bridge_files
 from meshwright.planner.launch.rank_files import FOLDER, mapping_files, planned_layout
 from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
-from meshwright.planner.launch.writer import LISTED_HOSTS, Writer, unlaunched
+from meshwright.planner.launch.writer import LISTED_HOSTS, Writer, one_line, unlaunched
 from meshwright.planner.mixed.document import MixedPlan, mixed_text
 from meshwright.planner.mixed.service import MixedResult
 from meshwright.planner.plan.document import (
@@ -277,7 +277,7 @@ def pipeline_files(document: MixedPlan) -> dict[str, str]:
             f"the plan has no layout (status {document.status}): nothing to launch."
         )
     plan = stand_in(document)
-    order = ", then ".join(f"{count} of {part}" for part, count in document.nodes)
+    order = one_line(", then ".join(f"{count} of {part}" for part, count in document.nodes))
     hosts = "".join(f"{node.name}\n" for node in plan.inputs.cluster.nodes)
     named = {_HOSTFILE: _TEMPLATE.format(order=order) + hosts}
     if names_hosts(document):

@@ -353,8 +353,8 @@ def launch_script(
     env
         Environment variables by name.
     """
-    hosts = len(launch.placed.hosts)
-    notes = "".join(f"\n# Note: {note}" for note in (*program.notes, FABRIC_NOTE))
+    hosts, own_notes = len(launch.placed.hosts), [one_line(note) for note in program.notes]
+    notes = "".join(f"\n# Note: {note}" for note in (*own_notes, FABRIC_NOTE))
     header = _HEADER.format(
         framework=program.framework,
         title=_title(launch, program.variant),
@@ -373,11 +373,22 @@ def launch_script(
         f"args=(\n{arguments})\n",
         _NODE_RANK_OF_PARTS if len(launch.placed.alike) > 1 else "",
         _NODE_RANK,
-        _spoken(program.notes),
+        _spoken(own_notes),
         program.before,
         _start(launch, program),
     ]
     return "".join(parts)
+
+
+def one_line(words: str) -> str:
+    """Words for a comment of a script or a list of hosts, which must not end before they do.
+
+    Parameters
+    ----------
+    words
+        From anywhere: names of a model's file and of parts of a cluster may hold line breaks.
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
 def _hosts(placed: PlacedRanks) -> tuple[str, str]:
