@@ -1149,11 +1149,6 @@ class CutLimitedPricing(CostModelPricing):
         return self._each_alone(layouts)
 
 
-def largest_cut_use(workload: Workload, priced: Priced) -> float:
-    """The largest of `cut_uses`; 0 where nothing crosses a cut."""
-    return max(cut_uses(workload, priced).values(), default=0.0)
-
-
 def cut_uses(
     workload: Workload, priced: Priced, placement: Placement | None = None
 ) -> dict[str, float]:

@@ -18,7 +18,7 @@ from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.bounds.mappings import ranks_on
-from meshwright.planner.mapping.pricing import largest_cut_use
+from meshwright.planner.mapping.pricing import cut_uses
 from meshwright.planner.plan.document import ExpectedByPairs, LengthsDoc, Mapping, Plan
 from meshwright.planner.plan.texts import Setup, priced_of, setup_of
 from meshwright.planner.request.choices import IDLE_GPUS, is_forbidden
@@ -74,7 +74,9 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     yield from _recount_faults(setup, plan.mapping)
     cut_use = None
     if all_gpus.max_cut_use < 1:
-        cut_use = largest_cut_use(all_gpus, priced_of(plan))
+        # A plan that was placed on other nodes has the GPU of every rank in place of a matrix.
+        uses = cut_uses(all_gpus, priced_of(plan), setup.placement)
+        cut_use = max(uses.values(), default=0.0)
     broken = replace(setup, workload=all_gpus).broken_rules(cut_use=cut_use)
     yield from (finding.line for finding in broken)
     yield from wish_faults(request, plan.layout)
