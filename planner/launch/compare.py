@@ -283,7 +283,7 @@ class KeyChange(FileChange):
         edits = self._smallest(
             edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
         )
-        return self._result(edits, self._edited(edits), note)
+        return self._result(edits, self._edited(edits) if edits else self._text, note)
 
     @abstractmethod
     def _edited(self, edits: Sequence[FlagEdit]) -> str:
@@ -376,7 +376,8 @@ class DocumentChange(KeyChange):
                 section = section.setdefault(part, {})
             section[key] = value
         if self._path.suffix == ".json":
-            return json.dumps(document, indent=2) + "\n"
+            indent = re.match(r"\s*\{\n([ \t]+)", self._text)
+            return json.dumps(document, indent=indent[1] if indent else 2) + "\n"
         return yaml.safe_dump(document, sort_keys=False)
 
 
