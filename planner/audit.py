@@ -46,6 +46,7 @@ from meshwright.planner.bounds.mappings import (
     ranks_on,
 )
 from meshwright.planner.launch.plan_files import TARGETS, pipeline_files, plan_files, stand_in
+from meshwright.planner.mapping.slots import Place
 from meshwright.planner.mixed.document import (
     MixedPlan,
     MixedSolverDoc,
@@ -112,6 +113,11 @@ def stated_figure_faults(plan: Plan) -> Iterator[str]:
 
     The rules, sums and the price are those of `planner.plan.verify`; beyond them every figure that is
     printed is worked out again and compared.
+
+    Parameters
+    ----------
+    plan
+        Of any status. Only one with a layout, a mapping and a prediction is priced again.
     """
     request = PlanRequest.of_inputs(plan.inputs)
     yield from faults(request, plan)
@@ -487,7 +493,16 @@ class Check:
 
 
 def checked(name: str, faults: Callable[[], Iterator[str]]) -> Check:
-    """The check of these faults; what cannot even be worked out is one of them."""
+    """The check of these faults; what cannot even be worked out is one of them.
+
+    Parameters
+    ----------
+    name
+        What is looked at, in a few words.
+    faults
+        Yields what is wrong, in words; called once, and may raise what a damaged plan makes arithmetic
+        raise.
+    """
     broken: list[str] = []
     try:
         broken.extend(dict.fromkeys(faults()))
@@ -501,7 +516,13 @@ def checked(name: str, faults: Callable[[], Iterator[str]]) -> Check:
 
 
 def version_faults(solver: SolverReport | MixedSolverDoc) -> Iterator[str]:
-    """A plan of another version may have other prices and other launch files by right."""
+    """A plan of another version may have other prices and other launch files by right.
+
+    Parameters
+    ----------
+    solver
+        Of the plan: it names the program and the solver that made it.
+    """
     made_by, program = solver.program, program_version()
     if made_by != program:
         stated = "an earlier version" if made_by is None else made_by
@@ -511,7 +532,13 @@ def version_faults(solver: SolverReport | MixedSolverDoc) -> Iterator[str]:
 
 
 def edit_faults(plan: Plan | MixedPlan) -> Iterator[str]:
-    """Whether a document is the one that was written, by its digest."""
+    """Whether a document is the one that was written, by its digest.
+
+    Parameters
+    ----------
+    plan
+        As it was read, with the digest that it was written with.
+    """
     if plan.digest is None:
         yield "the plan has no digest: it was made by an earlier version, or the line was taken out"
     elif plan.digest != digest_of(plan):
@@ -544,6 +571,15 @@ def launch_file_faults(plan: Plan, file: Path, folder: Path) -> Iterator[str]:
 
     Flags are read as `estimate --from-launch` reads them and compared with the layout; then every line is
     compared with what is written for the plan.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
+    file
+        Where the plan was read: as plan.yaml of the folder it is not compared with itself.
+    folder
+        Where the launch files are.
 
     Raises
     ------
@@ -597,6 +633,13 @@ def file_faults(plan: Plan, expected: Mapping[str, str], folder: Path) -> Iterat
 def target_of(plan: Plan, folder: Path) -> str | None:
     """The target whose files are in a folder: of those that can start the plan, the one with the fewest files
     missing, and most of its own; None where none can.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
+    folder
+        Where the launch files are, whatever started them.
     """
     framework: str = plan.inputs.framework
     fewest_missing: tuple[float, int] = (inf, 0)
@@ -690,7 +733,13 @@ def mixed_checks(plan: MixedPlan, folder: Path | None) -> Iterator[Check]:
 
 
 def stated_faults_on_parts(plan: MixedPlan) -> Iterator[str]:
-    """Everything in a plan on a mixed cluster that does not follow from the rest of it, in words."""
+    """Everything in a plan on a mixed cluster that does not follow from the rest of it, in words.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    """
     yield from mixed_faults(plan)
     if plan.solver.priced > plan.solver.rows:
         yield f"solver.priced: {plan.solver.priced} of {plan.solver.rows} rows"
@@ -749,8 +798,6 @@ def _part_file_faults(folder: Path) -> Iterator[str]:
 
 
 RANKS_FILE = "mapping/ranks.csv"
-Place = tuple[int, int]
-"""(node, local GPU), both from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -767,6 +814,13 @@ def rank_list_faults(plan: Plan, path: Path) -> Iterator[str]:
     """Where `ranks.csv` is not what the plan says and prices, in words.
 
     Raises InputError if the file cannot be read.
+
+    Parameters
+    ----------
+    plan
+        With a layout; its cluster names the hosts.
+    path
+        Of `mapping/ranks.csv`, whose ranks may be counted in either order of Megatron's axes.
     """
     assert plan.layout is not None
     listed = read_rank_list(plan.inputs.cluster, path)
@@ -785,7 +839,15 @@ def rank_list_faults(plan: Plan, path: Path) -> Iterator[str]:
 
 
 def read_rank_list(cluster: ClusterSpec, path: Path) -> list[ListedRank]:
-    """The lines of a `ranks.csv`. Raises InputError, naming the line."""
+    """The lines of a `ranks.csv`. Raises InputError, naming the line.
+
+    Parameters
+    ----------
+    cluster
+        Whose nodes the column `host` names.
+    path
+        CSV with the columns rank, host, gpu and an axis each.
+    """
     text = read_text(path, LARGE_FILE_BYTES)
     count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
     numbers = {node_name(cluster, node): node for node in range(count)}
@@ -864,6 +926,13 @@ def recount_faults(plan: Plan, listed: Sequence[ListedRank]) -> Iterator[str]:
     """Groups that reach further than their price assumes, counted from the list alone.
 
     A price says how many members of a group of each axis share the block of each level that paces it.
+
+    Parameters
+    ----------
+    plan
+        With a layout and a mapping.
+    listed
+        Every rank of it once, in any order, with its coordinates on all of `AXES`.
     """
     setup = setup_of(plan)
     workload = setup.workload

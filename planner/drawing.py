@@ -1,6 +1,4 @@
-"""
-
-Charts of points on two logarithmic axes, and maps of values, as SVG text.
+"""Pictures as SVG text: charts of points on two logarithmic axes, waterfalls, and maps of values.
 
 >>> gpus, step_s = LogScale.of_twos([8, 64]), LogScale.of_twos([0.5, 4])
 >>> chart = Chart(across=gpus, down=step_s, title="Step time by GPUs")
@@ -8,7 +6,7 @@ Charts of points on two logarithmic axes, and maps of values, as SVG text.
 >>> chart.document().startswith("<svg")
 True
 
-Quantities as people read them, in tables and in pictures.
+Beside them quantities as people read them, in tables and in pictures:
 
 >>> seconds(0.0345), percent(0.4567), gigabytes(3.2e9), ranges([0, 1, 2, 5])
 ('34.5 ms', '45.7 %', '3.20 GB', '0-2, 5')
@@ -57,14 +55,30 @@ _BLUE, _RED, _WHITE = (33, 102, 172), (178, 24, 43), (255, 255, 255)
 
 
 def ramp_colour(index: int, count: int) -> str:
-    """Colour `index` of `count` in order, as #rrggbb."""
+    """Colour `index` of `count` in order, as #rrggbb.
+
+    Parameters
+    ----------
+    index
+        Place in the order, from 0 to `count` - 1.
+    count
+        Colours in all, at least 1.
+    """
     place = (len(_RAMP) - 1) * index / max(1, count - 1)
     lower = min(int(place), len(_RAMP) - 2)
     return _mixed(_RAMP[lower], _RAMP[lower + 1], place - lower)
 
 
 def diverging_colour(index: int, count: int) -> str:
-    """Colour `index` of `count` from blue over white to red, as #rrggbb."""
+    """Colour `index` of `count` from blue over white to red, as #rrggbb.
+
+    Parameters
+    ----------
+    index
+        Place in the order, from 0 to `count` - 1; the middle one is white.
+    count
+        Colours in all, at least 1.
+    """
     place = 2 * index / max(1, count - 1) - 1
     return _mixed(_WHITE, _BLUE if place < 0 else _RED, abs(place))
 
@@ -76,7 +90,13 @@ def _mixed(first: Colour, second: Colour, part: float) -> str:
 
 
 def distinct_colour(index: int) -> str:
-    """A colour for things without an order: hues step by the golden ratio, so neighbours lie far apart."""
+    """A colour for things without an order: hues step by the golden ratio, so neighbours lie far apart.
+
+    Parameters
+    ----------
+    index
+        Of the thing, from 0; neighbours in number lie far apart in hue.
+    """
     hue = (index * _GOLDEN + 0.58) % 1
     lightness = (0.52, 0.66, 0.42)[index % 3]
     red, green, blue = (round(part * 255) for part in colorsys.hls_to_rgb(hue, lightness, 0.55))
@@ -84,7 +104,13 @@ def distinct_colour(index: int) -> str:
 
 
 def ink_on(background: str) -> str:
-    """White or near-black, whichever stands out more on a colour (relative luminance, WCAG 2)."""
+    """White or near-black, whichever stands out more on a colour (relative luminance, WCAG 2).
+
+    Parameters
+    ----------
+    background
+        As #rrggbb.
+    """
     red, green, blue = (_linear(int(background[k : k + 2], 16) / 255) for k in (1, 3, 5))
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#0f172a" if luminance > 0.22 else "#ffffff"
@@ -96,12 +122,30 @@ def _linear(part: float) -> float:
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide a text is."""
+    """About how wide a text is.
+
+    Parameters
+    ----------
+    text
+        One line.
+    size
+        Of the font; widths are in its unit, pixels of the picture.
+    """
     return len(text) * LETTER_WIDTH * size
 
 
 def shortened(text: str, width: float, size: float) -> str:
-    """A text that fits a width, with an ellipsis in its middle: names of nodes differ at their ends."""
+    """A text that fits a width, with an ellipsis in its middle: names of nodes differ at their ends.
+
+    Parameters
+    ----------
+    text
+        One line.
+    width
+        Room for it, in pixels.
+    size
+        Of the font, in pixels.
+    """
     room = max(1, int(width / (LETTER_WIDTH * size)))
     if len(text) <= room:
         return text
@@ -120,21 +164,61 @@ class Drawing:
     def rect(
         self, x: float, y: float, width: float, height: float, tip: str | None = None, **style: Any
     ) -> None:
-        """A rectangle with `fill`, `stroke`, `stroke_width` and `radius`; the mouse shows `tip`."""
+        """A rectangle with `fill`, `stroke`, `stroke_width` and `radius`; the mouse shows `tip`.
+
+        Parameters
+        ----------
+        x, y
+            The upper left corner, in pixels from that of the picture.
+        width, height
+            In pixels, above 0.
+        tip
+            What the mouse shows; None for nothing.
+        style
+            `fill`, `stroke`, `stroke_width` and `radius`, that of the corners.
+        """
         self._shape("rect", tip, x=x, y=y, width=width, height=height, **style)
 
     def circle(
         self, x: float, y: float, radius: float, tip: str | None = None, **style: Any
     ) -> None:
-        """A disc around (x, y), styled as a rectangle."""
+        """A disc around (x, y), styled as a rectangle.
+
+        Parameters
+        ----------
+        x, y
+            The middle, in pixels.
+        radius
+            In pixels.
+        tip
+            What the mouse shows; None for nothing.
+        style
+            `fill`, `stroke` and `stroke_width`.
+        """
         self._shape("circle", tip, cx=x, cy=y, r=radius, **style)
 
     def path(self, points: Sequence[tuple[float, float]], **style: Any) -> None:
-        """Straight lines from point to point."""
+        """Straight lines from point to point.
+
+        Parameters
+        ----------
+        points
+            (x, y) in turn, in pixels.
+        style
+            `stroke` and `stroke_width`; nothing is filled.
+        """
         self._shape("polyline", points=_places(points), fill="none", **style)
 
     def polygon(self, points: Sequence[tuple[float, float]], *, fill: str) -> None:
-        """A filled area within straight lines."""
+        """A filled area within straight lines.
+
+        Parameters
+        ----------
+        points
+            (x, y) of the corners in turn, in pixels; the last one is joined to the first.
+        fill
+            Its colour, as #rrggbb.
+        """
         self._shape("polygon", points=_places(points), fill=fill)
 
     def _shape(
@@ -172,14 +256,38 @@ class Drawing:
         bold: bool = False,
         anchor: str = "start",
     ) -> None:
-        """A line of text; y is its base line."""
+        """A line of text; y is its base line.
+
+        Parameters
+        ----------
+        x, y
+            Where the line begins, or its middle or end by `anchor`, on its base line; in pixels.
+        words
+            One line; escaped here.
+        size
+            Of the font, in pixels.
+        ink
+            Its colour, as #rrggbb.
+        bold
+            Whether it is heavy.
+        anchor
+            start, middle or end.
+        """
         weight = ' font-weight="600"' if bold else ""
         style = f' text-anchor="{anchor}"' if anchor != "start" else ""
         place = f'x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"'
         self.parts.append(f'<text {place} fill="{ink}"{weight}{style}>{_text(words)}</text>')
 
     def document(self, height: float, title: str) -> str:
-        """The whole file."""
+        """The whole file.
+
+        Parameters
+        ----------
+        height
+            Of the picture, in pixels; its width is the drawing's.
+        title
+            What screen readers say of it; escaped here.
+        """
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(self.width)} {_n(height)}" '
             f'width="{_n(self.width)}" height="{_n(height)}" font-family="{FONT}" role="img">'
@@ -192,7 +300,17 @@ class Drawing:
 def flowed(
     sizes: Sequence[tuple[float, float]], width: float, gap: float
 ) -> tuple[list[tuple[float, float]], float]:
-    """Places of boxes in rows of at most `width`, and the height of all of them."""
+    """Places of boxes in rows of at most `width`, and the height of all of them.
+
+    Parameters
+    ----------
+    sizes
+        Width and height of each box, in the order of reading.
+    width
+        Of a row; a box that is wider has a row of its own.
+    gap
+        Between boxes and between rows.
+    """
     places: list[tuple[float, float]] = []
     x = y = row = 0.0
     for box_width, box_height in sizes:
@@ -240,7 +358,13 @@ class LogScale:
 
     @staticmethod
     def of_twos(values: Sequence[float]) -> LogScale:
-        """The powers of two that enclose the values, at least one apart."""
+        """The powers of two that enclose the values, at least one apart.
+
+        Parameters
+        ----------
+        values
+            Above 0, at least one.
+        """
         low = floor(log2(min(values)))
         high = max(ceil(log2(max(values))), low + 1)
         powers = [2.0**power for power in range(low, high + 1)]
@@ -248,7 +372,15 @@ class LogScale:
 
     @staticmethod
     def of_tens(values: Sequence[float], margin: float) -> LogScale:
-        """From the least value / `margin` to the largest x `margin`; ticks at 1, 2 and 5 of a decade."""
+        """From the least value / `margin` to the largest x `margin`; ticks at 1, 2 and 5 of a decade.
+
+        Parameters
+        ----------
+        values
+            Above 0, at least one.
+        margin
+            At least 1: how far the axis reaches beyond the values, as a factor.
+        """
         low, high = min(values) / margin, max(values) * margin
         decades = range(floor(log10(low)), ceil(log10(high)) + 1)
         ticks = [first * 10.0**decade for decade in decades for first in (1, 2, 5)]
@@ -256,7 +388,13 @@ class LogScale:
         return LogScale(low, high, tuple(inside))
 
     def place(self, value: float) -> float:
-        """Where a value lies: 0 at `low`, 1 at `high`."""
+        """Where a value lies: 0 at `low`, 1 at `high`.
+
+        Parameters
+        ----------
+        value
+            Above 0; beyond the ends it lies below 0 or above 1.
+        """
         return log(value / self.low) / log(self.high / self.low)
 
 
@@ -287,7 +425,13 @@ class Chart:
         self.drawing.text(LEFT, TOP - 12, self.down_title, anchor="end")
 
     def position(self, point: Point) -> Point:
-        """(x, y) of a point in the picture; larger values lie to the right and above."""
+        """(x, y) of a point in the picture; larger values lie to the right and above.
+
+        Parameters
+        ----------
+        point
+            (value across, value down), both above 0, in the units of the axes.
+        """
         across, down = point
         x = LEFT + self.across.place(across) * WIDTH
         y = _BASE - self.down.place(down) * HEIGHT
@@ -296,31 +440,75 @@ class Chart:
     def dot(
         self, point: Point, colour: str, *, size: float = 5, hollow: bool = False, tip: str = ""
     ) -> None:
-        """A dot at a point."""
+        """A dot at a point.
+
+        Parameters
+        ----------
+        point
+            (value across, value down), in the units of the axes.
+        colour
+            As #rrggbb.
+        size
+            Its radius, in pixels.
+        hollow
+            Whether only its border is coloured.
+        tip
+            What the mouse shows; empty for nothing.
+        """
         fill = "#ffffff" if hollow else colour
         x, y = self.position(point)
         self.drawing.circle(x, y, size, fill=fill, stroke=colour, tip=tip or None)
 
     def line(self, points: Sequence[Point], colour: str) -> None:
-        """Straight lines from point to point."""
+        """Straight lines from point to point.
+
+        Parameters
+        ----------
+        points
+            (value across, value down) in turn; fewer than two draw nothing.
+        colour
+            As #rrggbb.
+        """
         if len(points) > 1:
             positions = [self.position(point) for point in points]
             self.drawing.path(positions, stroke=colour, stroke_width=1.5)
 
     def area(self, points: Sequence[Point], colour: str) -> None:
-        """A filled polygon."""
+        """A filled polygon.
+
+        Parameters
+        ----------
+        points
+            (value across, value down) of the corners in turn.
+        colour
+            That fills it, as #rrggbb.
+        """
         positions = [self.position(point) for point in points]
         self.drawing.polygon(positions, fill=colour)
 
     def named_colour(self, words: str) -> str:
-        """The colour of the next series, which is named in the legend."""
+        """The colour of the next series, which is named in the legend.
+
+        Parameters
+        ----------
+        words
+            The name of the series.
+        """
         colour = distinct_colour(self._series)
         self._series += 1
         self.name(words, colour)
         return colour
 
     def name(self, words: str, colour: str) -> None:
-        """A line of the legend."""
+        """A line of the legend.
+
+        Parameters
+        ----------
+        words
+            Shortened where they are longer than the room right of the chart.
+        colour
+            Of the dot in front of them, as #rrggbb.
+        """
         self._names += 1
         x, y = LEFT + WIDTH + 24, TOP + 20 * self._names
         self.drawing.circle(x, y - 4, 5, fill=colour)
@@ -332,7 +520,15 @@ class Chart:
 
 
 def empty_chart(title: str, words: str) -> str:
-    """The SVG text of a chart without points, and why there are none."""
+    """The SVG text of a chart without points, and why there are none.
+
+    Parameters
+    ----------
+    title
+        Of the picture.
+    words
+        Why nothing is drawn.
+    """
     drawing = Drawing(LEFT + WIDTH + RIGHT)
     _draw_title(drawing, title)
     drawing.text(LEFT, TOP + 20, words)
@@ -464,14 +660,34 @@ def count(number: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A count with its noun in the right number: 1 rank, 8 ranks; `plural` where it is not noun + s."""
+    """A count with its noun in the right number: 1 rank, 8 ranks; `plural` where it is not noun + s.
+
+    Parameters
+    ----------
+    number
+        At least 0.
+    noun
+        In the singular.
+    plural
+        Where it is not the noun with an s.
+    """
     if number == 1:
         return f"1 {noun}"
     return f"{count(number)} {plural or noun + 's'}"
 
 
 def batch_words(samples: int, tokens: int, sequences: int = 1) -> str:
-    """A batch of samples of so many sequences of so many tokens: 2,048 sequences x 8,192 tokens."""
+    """A batch of samples of so many sequences of so many tokens: 2,048 sequences x 8,192 tokens.
+
+    Parameters
+    ----------
+    samples
+        Of a step, at least 1.
+    tokens
+        Of a sequence, at least 1.
+    sequences
+        Of a sample: 2 where samples are pairs.
+    """
     words = f"{counted(samples * sequences, 'sequence')} x {counted(tokens, 'token')}"
     return f"{counted(samples, 'pair')} = {words}" if sequences > 1 else words
 
@@ -489,20 +705,38 @@ _ROUNDED = ((1000.0, "{:,.0f} s"), (100.0, "{:.1f} s"), (10.0, "{:.2f} s"))
 
 
 def seconds(value_s: float) -> str:
-    """A duration to three or four digits: 12.34 s, 345 ms, 6.7 us."""
+    """A duration to three or four digits: 12.34 s, 345 ms, 6.7 us.
+
+    Parameters
+    ----------
+    value_s
+        Of any size; below 1 ms it is written in microseconds.
+    """
     form, in_a_second = next(row[1:] for row in _DURATIONS if value_s >= row[0])
     return form.format(value_s * in_a_second)
 
 
 def rounded_seconds(value_s: float) -> str:
-    """A duration to the four digits that a prediction can claim: 27.95 s, 118.4 s."""
+    """A duration to the four digits that a prediction can claim: 27.95 s, 118.4 s.
+
+    Parameters
+    ----------
+    value_s
+        Of any size; from 10 to 1,000 s it has a digit less than `seconds` gives.
+    """
     forms = (form for least_s, form in _ROUNDED if value_s >= least_s)
     form = next(forms, None)
     return seconds(value_s) if form is None else form.format(value_s)
 
 
 def hours(value_s: float) -> str:
-    """A time of a schedule in days, hours, minutes or seconds: 3.2 h."""
+    """A time of a schedule in days, hours, minutes or seconds: 3.2 h.
+
+    Parameters
+    ----------
+    value_s
+        At least 0.
+    """
     for size_s, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if value_s >= 2 * size_s:
             return f"{value_s / size_s:.1f} {name}"
@@ -510,7 +744,13 @@ def hours(value_s: float) -> str:
 
 
 def amount(number: float) -> str:
-    """A large count in thousands, millions, billions (short scale) or trillions: 70.6 B."""
+    """A large count in thousands, millions, billions (short scale) or trillions: 70.6 B.
+
+    Parameters
+    ----------
+    number
+        At least 0; below a thousand to three digits.
+    """
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             digits = ".3g" if number < 999.5 * size else ",.0f"
@@ -519,19 +759,39 @@ def amount(number: float) -> str:
 
 
 def gigabytes(number_bytes: float) -> str:
-    """Bytes in GB (1e9), or in MB (1e6) while small."""
+    """Bytes in GB (1e9), or in MB (1e6) while small.
+
+    Parameters
+    ----------
+    number_bytes
+        At least 0; below 1e8 it is written in MB.
+    """
     if number_bytes >= 1e8:
         return f"{number_bytes / 1e9:,.2f} GB"
     return f"{number_bytes / 1e6:,.2f} MB"
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """A fraction as a percentage: 0.4567 is 45.7 %."""
+    """A fraction as a percentage: 0.4567 is 45.7 %.
+
+    Parameters
+    ----------
+    fraction
+        1 is 100 %; may be negative.
+    digits
+        After the point, from 0.
+    """
     return f"{100 * fraction:.{digits}f} %"
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Rising numbers with runs put together: 0, 1, 2, 5 is `0-2, 5`."""
+    """Rising numbers with runs put together: 0, 1, 2, 5 is `0-2, 5`.
+
+    Parameters
+    ----------
+    numbers
+        Whole, in rising order.
+    """
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -283,7 +283,7 @@ class KeyChange(FileChange):
         edits = self._smallest(
             edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
         )
-        return self._result(edits, self._edited(edits), note)
+        return self._result(edits, self._edited(edits) if edits else self._text, note)
 
     @abstractmethod
     def _edited(self, edits: Sequence[FlagEdit]) -> str:
@@ -302,6 +302,15 @@ def launch_meaning(launch: LaunchRun, plan: Plan, path: Path) -> object:
     """All that prices a launch of a plan's model, in one way of writing: what is alike costs the same.
 
     Raises InputError where its settings do not fit together.
+
+    Parameters
+    ----------
+    launch
+        What was read of a file, or of a file with edits.
+    plan
+        Whose inputs stand in for what the file leaves open, its model included.
+    path
+        Of the file, for messages.
     """
     run = run_of_inputs(launch, plan.inputs, path)
     workload = run.workload
@@ -318,7 +327,15 @@ def launch_meaning(launch: LaunchRun, plan: Plan, path: Path) -> object:
 
 
 def leaves_of(document: dict[str, Any], place: str = "") -> dict[str, Any]:
-    """Values by their dotted path."""
+    """Values by their dotted path.
+
+    Parameters
+    ----------
+    document
+        Sections within sections; lists count as values.
+    place
+        Path of the document itself, with a dot behind it; empty at the top.
+    """
     leaves: dict[str, Any] = {}
     for key, value in document.items():
         name = f"{place}{key}"
@@ -359,7 +376,8 @@ class DocumentChange(KeyChange):
                 section = section.setdefault(part, {})
             section[key] = value
         if self._path.suffix == ".json":
-            return json.dumps(document, indent=2) + "\n"
+            indent = re.match(r"\s*\{\n([ \t]+)", self._text)
+            return json.dumps(document, indent=indent[1] if indent else 2) + "\n"
         return yaml.safe_dump(document, sort_keys=False)
 
 
@@ -607,6 +625,11 @@ def with_script_diff(plan: Plan) -> Plan:
     """A plan whose baseline is a launch file, with the smallest change of that file that reaches the plan.
 
     Any other plan is returned as it is. Raises InputError where the file cannot be read.
+
+    Parameters
+    ----------
+    plan
+        With a layout where it has a baseline; the baseline's file is read again.
     """
     if plan.baseline is None or plan.baseline.kind != "launch":
         return plan
@@ -737,14 +760,34 @@ def compare(
 
 
 def against(plan: Plan, today: Baseline, budget: Budget | None = None) -> Plan:
-    """A plan with its `baseline`, edits included; as it is without a layout. `budget` is of the training."""
+    """A plan with its `baseline`, edits included; as it is without a layout. `budget` is of the training.
+
+    Parameters
+    ----------
+    plan
+        Of any status; returned as it is without a layout.
+    today
+        What `read_baseline` made of today's file.
+    budget
+        What is to be trained, for days and dollars of both; None where nobody asks.
+    """
     if plan.layout is None:
         return plan
     return with_script_diff(with_baseline(plan, today, budget))
 
 
 def parts_against(plan: MixedPlan, today: Baseline, budget: Budget | None = None) -> MixedPlan:
-    """The same of a pipeline through parts, to which no edit of a script leads: its hosts stand in order."""
+    """The same of a pipeline through parts, to which no edit of a script leads: its hosts stand in order.
+
+    Parameters
+    ----------
+    plan
+        Of any status; returned as it is without a pipeline through parts.
+    today
+        What `read_baseline_on_parts` made of today's file.
+    budget
+        As in `against`.
+    """
     if plan.layout is None:
         return plan
     compared = parts_with_baseline(plan, today, budget)
@@ -758,7 +801,17 @@ def parts_against(plan: MixedPlan, today: Baseline, budget: Budget | None = None
 def result_against(
     result: MixedResult, today: Baseline, budget: Budget | None = None
 ) -> MixedResult:
-    """What came out on a mixed cluster with its `baseline`, that of the plan of a part alone included."""
+    """What came out on a mixed cluster with its `baseline`, that of the plan of a part alone included.
+
+    Parameters
+    ----------
+    result
+        Of a search over a mixed cluster, with the plan of a part where that alone is fastest.
+    today
+        As in `parts_against`.
+    budget
+        As in `against`.
+    """
     alone = result.alone
     if alone is None:
         document = parts_against(result.document, today, budget)

@@ -96,6 +96,13 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
     """The document of ds_config.json; `autotp` adds DeepSpeed's own tensor parallelism for HF models.
 
     With Megatron-DeepSpeed the tensor and pipeline degrees are arguments of the entry script instead.
+
+    Parameters
+    ----------
+    launch
+        Of any framework's plan that DeepSpeed may start.
+    autotp
+        Whether DeepSpeed parts the layers of a model of transformers by the plan's tp.
     """
     layout, inputs = launch.layout, launch.inputs
     zero: dict[str, Any] = {"stage": layout.zero_stage}
@@ -141,7 +148,13 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
 
 
 def megatron_deepspeed_args(launch: Launch) -> list[str]:
-    """Arguments of Megatron-DeepSpeed's pretrain_gpt.py; data, tokenizer and learning rate are left out."""
+    """Arguments of Megatron-DeepSpeed's pretrain_gpt.py; data, tokenizer and learning rate are left out.
+
+    Parameters
+    ----------
+    launch
+        Whose stages DeepSpeed deals out as the plan does.
+    """
     layout, inputs, model = launch.layout, launch.inputs, launch.inputs.model
     rotary, recomputes = model.position == "rope", layout.recompute == "full"
     exact_gelu = model.activation == "gelu" and model.gelu_form == "exact"
@@ -181,7 +194,13 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
 
 
 def deepspeed_shortfalls(model: ModelSpec) -> Shortfalls:
-    """Where the arguments train another network than the specification, for want of a switch."""
+    """Where the arguments train another network than the specification, for want of a switch.
+
+    Parameters
+    ----------
+    model
+        The model to be trained.
+    """
     differing = {"vocab": f"The vocabulary is the tokenizer's: the plan counts on {model.vocab}."}
     if model.activation in ("relu", "geglu", "xielu"):
         differing["activation"] = f"{model.activation} is not available: GELU stands in."
@@ -204,6 +223,12 @@ def deepspeed_start(launch: Launch) -> Start:
     Adapters are those of PEFT, trainers of preferences those of TRL, supervised fine-tuning without model
     parallelism and other optimizers than Adam and SGD DeepSpeed's or the Trainer's: then a script of one's
     own, which takes the configuration.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps DeepSpeed's rules. InfeasibleError is raised where its stages are not those that
+        DeepSpeed deals out.
     """
     inputs = launch.inputs
     is_whole = all(getattr(launch.layout, axis) == 1 for axis in DEGREES if axis != "dp")
@@ -452,7 +477,13 @@ _HOST_NOTE = (
 
 
 def accelerate_config(launch: Launch) -> dict[str, Any]:
-    """The document of accelerate.yaml; the node's rank and the master's address come on the command line."""
+    """The document of accelerate.yaml; the node's rank and the master's address come on the command line.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps the rules of FSDP2.
+    """
     layout = launch.layout
     inputs = {}
     if launch.execution.offload_modules == "layer_inputs":
@@ -495,7 +526,15 @@ def _started(launch: Launch, distribution: str, **settings: Any) -> dict[str, An
 
 
 def torchrun_env(launch: Launch, config: dict[str, Any]) -> dict[str, str]:
-    """The variables that `accelerate launch` would set from its YAML, for a start with plain torchrun."""
+    """The variables that `accelerate launch` would set from its YAML, for a start with plain torchrun.
+
+    Parameters
+    ----------
+    launch
+        For the precision, and the micro-batches that gradients are added over.
+    config
+        Of `accelerate_config`, whose settings become variables.
+    """
     env = {
         "ACCELERATE_USE_FSDP": "true",
         "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
@@ -508,7 +547,13 @@ def torchrun_env(launch: Launch, config: dict[str, Any]) -> dict[str, str]:
 
 
 def accelerate_start(launch: Launch) -> Start:
-    """The user's own training script, told by accelerate.yaml or by the environment."""
+    """The user's own training script, told by accelerate.yaml or by the environment.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps the rules of FSDP2.
+    """
     config = accelerate_config(launch)
     before, command, files = _SCRIPT_NEEDED, '"$TRAIN_SCRIPT"', _adapter_files(launch)
     usage = "Set TRAIN_SCRIPT; plain torchrun starts it, or accelerate with LAUNCHER=accelerate."
@@ -585,6 +630,11 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
 
     Names are those of LLaMA-Factory ff6d4d12e (src/llamafactory/hparams). Raises InfeasibleError for what it
     does not have.
+
+    Parameters
+    ----------
+    plan
+        Of DeepSpeed or FSDP2, with a layout.
     """
     launch, files = _of_stack(plan, "LLaMA-Factory", degrees=())
     inputs, layout = launch.inputs, launch.layout
@@ -644,6 +694,11 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
 
     Names are those of Axolotl 0.21.0 (axolotl/utils/schemas). Raises InfeasibleError for what it does
     not have.
+
+    Parameters
+    ----------
+    plan
+        Of DeepSpeed or FSDP2, with a layout.
     """
     launch, files = _of_stack(plan, "Axolotl", degrees=("tp", "cp"))
     inputs, layout = launch.inputs, launch.layout
@@ -756,6 +811,11 @@ def trl_files(plan: Plan) -> dict[str, str]:
 
     Names are those of TRL 1.16.0 (trl/trainer/sft_config.py, base_config.py, model_config.py), how it starts
     is trl/cli/accelerate_launcher.py. Raises InfeasibleError for what it does not have.
+
+    Parameters
+    ----------
+    plan
+        Of DeepSpeed or FSDP2, with a layout.
     """
     launch, files = _of_stack(plan, "TRL", degrees=(), losses=(TRL_LOSS,))
     inputs, layout = launch.inputs, launch.layout
@@ -822,6 +882,11 @@ def swift_files(plan: Plan) -> dict[str, str]:
 
     Names are those of ms-swift 4.6.0 (swift/arguments, swift/config/fsdp2.json), how it starts is
     swift/cli/main.py. Raises InfeasibleError for what it does not have.
+
+    Parameters
+    ----------
+    plan
+        Of DeepSpeed, FSDP2 or Megatron-LM, with a layout.
     """
     if plan.inputs.framework == MEGATRON.name:
         return _megatron_swift_files(plan)

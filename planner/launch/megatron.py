@@ -83,7 +83,13 @@ MEGATRON_SAYS = {argument.word for argument in MODEL_ARGUMENTS} | set(_OTHERWISE
 
 
 def linear_bias(model: ModelSpec) -> bool:
-    """Whether Megatron's one switch for biases is on."""
+    """Whether Megatron's one switch for biases is on.
+
+    Parameters
+    ----------
+    model
+        Its projections, feed-forwards and experts may each have biases or not: one switch stands for all.
+    """
     return (
         model.mlp_bias
         or model.attention_output_bias
@@ -157,7 +163,13 @@ _OFF = (None, False)
 
 
 def megatron_shortfalls(model: ModelSpec) -> Shortfalls:
-    """Where the arguments train another network than the specification, for want of a switch."""
+    """Where the arguments train another network than the specification, for want of a switch.
+
+    Parameters
+    ----------
+    model
+        The model to be trained.
+    """
     patterned, rope, latent = model.hybrid_pattern is not None, model.rope, model.attention
     norms, biased = model.norms_per_layer, linear_bias(model)
     more_norms = "2 norms, not one for both of its parts" if norms == 1 else f"2 norms, not {norms}"
@@ -267,7 +279,14 @@ def _yarn_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
 
 
 def layer_list(order: str, counted_letter: str) -> str:
-    """A list with a 1 for each layer whose letter is `one`, as `moe_freq_type` of Megatron-LM evaluates it.
+    """A list with a 1 for each layer of a kind, as `moe_freq_type` of Megatron-LM evaluates it.
+
+    Parameters
+    ----------
+    order
+        A letter for the kind of each layer, the first one first; at least one.
+    counted_letter
+        That of the kind.
 
     >>> layer_list("FFFWW", "W"), layer_list("FWFWFW", "W"), layer_list("LL", "L")
     ('([0]*3+[1]*2)', '([0,1]*3)', '([1]*2)')
@@ -289,7 +308,15 @@ def model_flags(model: ModelSpec, seq_len: int) -> dict[str, object]:
 
 
 def said_of_model(model: ModelSpec, seq_len: int) -> dict[str, object]:
-    """What arguments say of a model, by their words."""
+    """What arguments say of a model, by their words.
+
+    Parameters
+    ----------
+    model
+        The model to be trained.
+    seq_len
+        Tokens of a sequence, from 1: positions go as far at least.
+    """
     said = model_fields(MODEL_ARGUMENTS, model) | {
         "ffn_hidden": feed_forward_width(model),
         "seq_len": seq_len,
@@ -435,7 +462,13 @@ def _rope(model: ModelSpec) -> dict[str, object]:
 
 
 def replaced_temperature(scaling: RopeScaling) -> float | None:
-    """The mscale that gives the model's temperature; None where the model's own weights do."""
+    """The mscale that gives the model's temperature; None where the model's own weights do.
+
+    Parameters
+    ----------
+    scaling
+        YaRN's; its temperature multiplies rotated elements.
+    """
     if scaling.factor <= 1:
         return None
     tenth = 0.1 * math.log(scaling.factor)
@@ -455,18 +488,16 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:
         "moe.shared_ffn_hidden": moe.shared_width,
         "moe.shared_expert_gate": moe.shared_expert_gate and moe.shared_width > 0,
     }
-    if moe.dense_layers:
-        said["moe.every"] = f"([0]*{moe.dense_layers}+[1]*{model.moe_layers})"
-    if moe.every > 1:
-        group = ",".join(["0"] * (moe.every - 1) + ["1"])
-        said["moe.every"] = f"([{group}]*{model.layers // moe.every})"
+    if moe.dense_layers or moe.every > 1:
+        order = ("E" if layer in model.expert_layers else "D" for layer in range(model.layers))
+        said["moe.every"] = layer_list("".join(order), "E")
     groups, chosen_groups = moe.router_groups, moe.router_groups_per_token
     if groups is None or chosen_groups is None or chosen_groups >= groups:
         said |= {"moe.router_groups": None, "moe.router_groups_per_token": None}
     if moe.router_score == "sigmoid":
         said["balancing_bias"] = moe.router_bias
     else:
-        # SparseMixer is not there: `_router_shortfalls` says so.
+        # SparseMixer is not there: `_differing_experts` says so.
         said["moe.router_score"] = "softmax"
         # A softmax over the chosen experts makes their weights add up to 1; one alone has no gradient.
         said["pre_softmax"] = not moe.router_normalized or moe.top_k == 1
@@ -522,6 +553,11 @@ def megatron_args(launch: Launch) -> list[str]:
 
     Left to the caller: data, tokenizer, learning rate, length of training, checkpoints. Raises
     InfeasibleError for Transformer Engine's loss and for attention in FP8.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps Megatron-LM's rules.
     """
     inputs = launch.inputs
     if inputs.adapters is not None:
@@ -554,6 +590,11 @@ def megatron_env(launch: Launch) -> dict[str, str]:
 
     Before Blackwell, tensor and context parallelism rely on kernels starting in the order they are issued,
     which one hardware queue brings about; FSDP and the expert overlap need several.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps Megatron-LM's rules, whichever program starts it.
     """
     layout, execution, variables = launch.layout, launch.execution, dict[str, str]()
     if execution.cuda_graph == "full" and launch.inputs.model.moe is not None:
@@ -576,6 +617,11 @@ def megatron_start(launch: Launch) -> Start:
     """pretrain_gpt.py, or pretrain_hybrid.py for a pattern of layers, with the plan's arguments.
 
     Data and tokenizer come from the user's environment.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps Megatron-LM's rules. InfeasibleError is raised as by `megatron_args`.
     """
     model = launch.inputs.model
     args = megatron_args(launch)
@@ -602,7 +648,13 @@ MEGATRON_WRITER = Writer(framework=MEGATRON, start=megatron_start)
 
 
 def said_of_launch(launch: Launch) -> Said:
-    """What arguments say of a plan's layout, batch and execution, by their words."""
+    """What arguments say of a plan's layout, batch and execution, by their words.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps Megatron-LM's rules.
+    """
     layout, inputs, execution = launch.layout, launch.inputs, launch.execution
     sharded = layout.zero_stage >= 1
     # Megatron overlaps in the interleaved schedule of more than two stages, unless told not to.
@@ -757,6 +809,11 @@ def bridge_overrides(plan: Plan) -> list[str]:
     """Overrides for a recipe of the same model. Raises InfeasibleError if Megatron or Bridge would refuse it.
 
     The architecture is the recipe's own: only what the plan decided is set.
+
+    Parameters
+    ----------
+    plan
+        With a layout; of Megatron-LM, or of a framework whose plan Megatron-LM can start.
     """
     launch = legal_launch(plan, MEGATRON)
     if launch.inputs.lengths is not None and launch.inputs.lengths.dealt:
@@ -820,6 +877,11 @@ def megatron_swift_fields(launch: Launch) -> dict[str, object]:
 
     Names are those of ms-swift 4.6.0 (swift/megatron/arguments/megatron_args.py). The size of gradient
     buckets has none: Megatron's own is taken. Raises InfeasibleError for what else it does not have.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps Megatron-LM's rules.
     """
     inputs, layout, execution = launch.inputs, launch.layout, launch.execution
     said = said_of_launch(launch)

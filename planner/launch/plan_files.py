@@ -24,7 +24,7 @@ from meshwright.planner.launch.configurations import (
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, bridge_files
 from meshwright.planner.launch.rank_files import FOLDER, mapping_files, planned_layout
 from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
-from meshwright.planner.launch.writer import LISTED_HOSTS, Writer, unlaunched
+from meshwright.planner.launch.writer import LISTED_HOSTS, Writer, one_line, unlaunched
 from meshwright.planner.mixed.document import MixedPlan, mixed_text
 from meshwright.planner.mixed.service import MixedResult
 from meshwright.planner.plan.document import (
@@ -156,7 +156,15 @@ def _long_rank_list(plan: Plan) -> dict[str, str]:
 
 
 def next_step(plan: Plan, directory: Path | None) -> str:
-    """What to do with a plan, or where its files went, in words."""
+    """What to do with a plan, or where its files went, in words.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    directory
+        Where its files were to be written; None where none were asked for.
+    """
     if plan.layout is None:
         advice = "change what is asked for"
         if plan.status == "unknown":
@@ -181,7 +189,15 @@ _BRIDGE_NEXT = "hand the overrides of {file} to a Megatron-Bridge recipe of the 
 
 
 def next_step_on_parts(result: MixedResult, directory: Path | None) -> str:
-    """What to do with a plan on a mixed cluster, or where its files went, in words."""
+    """What to do with a plan on a mixed cluster, or where its files went, in words.
+
+    Parameters
+    ----------
+    result
+        Of a search over a mixed cluster, with any status.
+    directory
+        Where its files were to be written; None where none were asked for.
+    """
     document = result.document
     if document.layout is None:
         if result.alone is not None:
@@ -261,7 +277,7 @@ def pipeline_files(document: MixedPlan) -> dict[str, str]:
             f"the plan has no layout (status {document.status}): nothing to launch."
         )
     plan = stand_in(document)
-    order = ", then ".join(f"{count} of {part}" for part, count in document.nodes)
+    order = one_line(", then ".join(f"{count} of {part}" for part, count in document.nodes))
     hosts = "".join(f"{node.name}\n" for node in plan.inputs.cluster.nodes)
     named = {_HOSTFILE: _TEMPLATE.format(order=order) + hosts}
     if names_hosts(document):
@@ -289,13 +305,25 @@ def _clusters_by_name(document: MixedPlan) -> dict[str, ClusterSpec]:
 
 
 def names_hosts(document: MixedPlan) -> bool:
-    """Whether every part that a pipeline runs on lists its nodes, so that its hosts are known."""
+    """Whether every part that a pipeline runs on lists its nodes, so that its hosts are known.
+
+    Parameters
+    ----------
+    document
+        With a pipeline through parts.
+    """
     clusters = _clusters_by_name(document)
     return all(clusters[part].nodes for part in document.runs_on)
 
 
 def stand_in(document: MixedPlan) -> Plan:
-    """The plan on nodes that are all of the oldest kind, whose settings the others take too."""
+    """The plan on nodes that are all of the oldest kind, whose settings the others take too.
+
+    Parameters
+    ----------
+    document
+        With a pipeline through parts: launch files are made as if all of its nodes were one cluster.
+    """
     assert document.layout is not None
     clusters = _clusters_by_name(document)
     oldest = min((clusters[name] for name in document.runs_on), key=_age)

@@ -37,7 +37,13 @@ from meshwright.planner.drawing import (
     shortened,
     text_width,
 )
-from meshwright.planner.mapping.slots import Groups, coordinates, megatron_order, process_groups
+from meshwright.planner.mapping.slots import (
+    Groups,
+    Place,
+    coordinates,
+    megatron_order,
+    process_groups,
+)
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.run_terms import LayoutDoc
 
@@ -57,6 +63,15 @@ def host_places(cluster: ClusterSpec, gpus: int, nodes: Sequence[int]) -> list[H
 
     Nodes that the cluster file lists have the leaf and pod that it gives; otherwise they stand in the blocks
     of the machine in turn, of which those count that part an allocation of `gpus` GPUs.
+
+    Parameters
+    ----------
+    cluster
+        Of the plan.
+    gpus
+        Of the allocation, from 1: levels that do not part it do not count.
+    nodes
+        Numbers of nodes in the cluster, from 0.
     """
     if cluster.nodes:
         listed = [cluster.nodes[node] for node in nodes]
@@ -87,10 +102,6 @@ def _block(cluster: ClusterSpec, levels: FabricLevels, depth: int | None, node: 
 # Which process runs where: ranks in the framework's order, against the nodes' GPUs.
 
 
-RankPlace = tuple[int, int]
-"""(node, local GPU), both from 0."""
-
-
 _TEMPLATE = (
     "# The plan's cluster names no hosts: these lines only count its nodes. Put your hosts in their place\n"
     "# and call the file {file}; or start inside a job, whose hosts are then taken.\n"
@@ -102,7 +113,7 @@ class PlacedRanks:
     """Nodes in the order of their first rank, and the place of every rank among them."""
 
     hosts: tuple[str, ...]
-    places: tuple[RankPlace, ...]
+    places: tuple[Place, ...]
     """`places[rank]` = (index into `hosts`, local GPU)."""
     nodes: tuple[int, ...]
     """`nodes[i]` is the number of `hosts[i]` in the cluster, from 0."""
@@ -172,11 +183,9 @@ class PlacedRanks:
 
     def _by_name(self, file: str, hosts: Sequence[str]) -> dict[str, str]:
         text = "".join(f"{host}\n" for host in hosts)
-        return (
-            {file: text}
-            if self.names_known
-            else {f"{file}.template": _TEMPLATE.format(file=file) + text}
-        )
+        if self.names_known:
+            return {file: text}
+        return {f"{file}.template": _TEMPLATE.format(file=file) + text}
 
     def openmpi_rankfile(self) -> str:
         """A line per rank for `mpirun --rankfile`: its host, and the slot of its GPU.
@@ -185,19 +194,14 @@ class PlacedRanks:
         OpenMPI 4.1, "relative host indices"). Raises InfeasibleError for a host name that the file cannot
         hold.
         """
-        if not self.names_known:
-            turns = self.turns
-            return "".join(
-                f"rank {rank}=+n{turns[host]} slot={gpu}\n"
-                for rank, (host, gpu) in enumerate(self.places)
-            )
-        for host in self.hosts:
-            if re.search(r"[\s=#;]", host):
+        names = self.hosts if self.names_known else [f"+n{turn}" for turn in self.turns]
+        for name in names:
+            if re.search(r"[\s=#;]", name):
                 raise InfeasibleError(
-                    f"{host!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'."
+                    f"{name!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'."
                 )
         return "".join(
-            f"rank {rank}={self.hosts[host]} slot={gpu}\n"
+            f"rank {rank}={names[host]} slot={gpu}\n"
             for rank, (host, gpu) in enumerate(self.places)
         )
 
@@ -217,6 +221,13 @@ def placed_ranks(plan: Plan, framework: Framework | None = None) -> PlacedRanks:
     Where Megatron's default order would need a process-by-process start but its other order is legal and does
     not, the ranks are counted in that one.
 
+    Parameters
+    ----------
+    plan
+        With a layout.
+    framework
+        That starts it; the plan's own when None.
+
     Raises
     ------
     InfeasibleError
@@ -235,7 +246,7 @@ def placed_ranks(plan: Plan, framework: Framework | None = None) -> PlacedRanks:
     return default if reordered.gpus_per_host is None else reordered
 
 
-def _places(plan: Plan, layout: LayoutDoc) -> list[RankPlace]:
+def _places(plan: Plan, layout: LayoutDoc) -> list[Place]:
     """(node, local GPU) of every rank in the default order, as the plan maps them."""
     world = layout.tp * layout.cp * layout.pp * layout.dp
     mapping, cluster = plan.mapping, plan.inputs.cluster
@@ -263,7 +274,7 @@ def _other_order_is_legal(plan: Plan, layout: LayoutDoc) -> bool:
     return plan.inputs.model.moe is None or layout.expert_group == layout.tp * layout.cp
 
 
-def _recounted(places: Sequence[RankPlace], layout: LayoutDoc) -> list[RankPlace]:
+def _recounted(places: Sequence[Place], layout: LayoutDoc) -> list[Place]:
     """The places in the order tp, cp, pp, dp, from those in the order tp, cp, dp, pp."""
     inner = layout.tp * layout.cp
     return [
@@ -274,9 +285,7 @@ def _recounted(places: Sequence[RankPlace], layout: LayoutDoc) -> list[RankPlace
     ]
 
 
-def _on_hosts(
-    plan: Plan, places: Sequence[RankPlace], *, pipeline_before_data: bool
-) -> PlacedRanks:
+def _on_hosts(plan: Plan, places: Sequence[Place], *, pipeline_before_data: bool) -> PlacedRanks:
     nodes = list(dict.fromkeys(node for node, _ in places))
     hosts = _host_names(plan, nodes)
     index = {node: position for position, node in enumerate(nodes)}
@@ -303,7 +312,13 @@ def _host_names(plan: Plan, nodes: Sequence[int]) -> tuple[str, ...]:
 
 
 def checked_host(name: str) -> str:
-    """A node name that fits on a line of a hostfile. Raises InfeasibleError otherwise."""
+    """A node name that fits on a line of a hostfile. Raises InfeasibleError otherwise.
+
+    Parameters
+    ----------
+    name
+        As the cluster file or a host list has it.
+    """
     if not name or not name.isprintable() or name != name.strip() or name.startswith(("#", "-")):
         raise InfeasibleError(
             f"{name[:80]!r} cannot be a node name in a hostfile. Correct it in the cluster file."
@@ -359,7 +374,13 @@ class LeafStyle:
     """Nodes in a row of a leaf."""
 
     def node_size(self, gpus: int) -> tuple[float, float]:
-        """Width and height of a node."""
+        """Width and height of a node.
+
+        Parameters
+        ----------
+        gpus
+            Of the node, in use or not, at least 1.
+        """
         if self.unit != "GPU":
             return self.cell_width, self.cell_height
         across, down = min(gpus, GPUS_IN_A_ROW), ceil(gpus / GPUS_IN_A_ROW)
@@ -368,7 +389,13 @@ class LeafStyle:
         return width, height + self.label * LABEL_LEADING
 
     def cell_corner(self, gpu: int) -> tuple[float, float]:
-        """Left and top of a GPU's cell inside its node."""
+        """Left and top of a GPU's cell inside its node.
+
+        Parameters
+        ----------
+        gpu
+            Its number in the node, from 0.
+        """
         row, column = divmod(gpu, GPUS_IN_A_ROW)
         x = column * (self.cell_width + self.gap)
         return x, self.label * LABEL_LEADING + row * (self.cell_height + self.gap)
@@ -391,6 +418,11 @@ def style_for(leaves: Sequence[Sequence[Host]]) -> LeafStyle:
     """The largest style in which all nodes fit a page of some screens; equal for all leaves.
 
     Leaves as wide as the largest one needs line up in columns. Very many leaves lose their titles.
+
+    Parameters
+    ----------
+    leaves
+        The nodes of each leaf that is drawn; at least one each.
     """
     count, widest = sum(map(len, leaves)), max(map(len, leaves))
     style = _SMALLEST
@@ -422,7 +454,13 @@ class LeafPainter:
     colours: Sequence[str]
 
     def size(self, hosts: Sequence[Host]) -> tuple[float, float]:
-        """Width and height of a leaf with its frame and title."""
+        """Width and height of a leaf with its frame and title.
+
+        Parameters
+        ----------
+        hosts
+            Of the leaf, at least one.
+        """
         style = self.style
         width, height = style.node_size(max(host.gpus for host in hosts))
         rows = 1 if style.unit == "leaf" else ceil(len(hosts) / style.columns)
@@ -431,7 +469,15 @@ class LeafPainter:
         return inner_width + 2 * style.pad, inner_height + 2 * style.pad + style.title
 
     def draw(self, x: float, y: float, hosts: Sequence[Host]) -> None:
-        """A leaf with its nodes, its corner at (x, y)."""
+        """A leaf with its nodes, its corner at (x, y).
+
+        Parameters
+        ----------
+        x, y
+            The upper left corner of its frame, in pixels.
+        hosts
+            Of the leaf, at least one.
+        """
         style = self.style
         self._frame(x, y, hosts)
         left, top = x + style.pad, y + style.pad + style.title
@@ -626,10 +672,7 @@ def _ranks_on(host: Host) -> tuple[str, list[int]]:
 
 def _coloured_axis(layout: LayoutDoc) -> str:
     """The outermost axis that has more than one part."""
-    for axis in reversed(AXES):
-        if getattr(layout, axis) > 1:
-            return axis
-    return "pp"
+    return next((axis for axis in reversed(AXES) if getattr(layout, axis) > 1), "pp")
 
 
 def _hosts(
@@ -691,6 +734,7 @@ def _tip(name: str, cells: Mapping[int, tuple[int, int]], axis: str) -> str:
 
 
 def _head(drawing: Drawing, plan: Plan, layout: LayoutDoc, scene: _Scene, title: str) -> float:
+    """Title, degrees and sizes of a plan; where that ends."""
     heading = shortened(title, WIDTH - 2 * MARGIN, 20)
     drawing.text(MARGIN, 40, heading, size=20, ink="#0f172a", bold=True)
     axes = list(AXES)
@@ -716,7 +760,7 @@ def _legend(drawing: Drawing, scene: _Scene, y: float) -> float:
         shapes += ", its number the rank"
     if scene.style.unit != "leaf" and sum(map(len, scene.pods)) > 1:
         shapes += ", a frame a leaf"
-    drawing.text(MARGIN, y + 11, f"{_WORDS[scene.axis]}", size=12, bold=True)
+    drawing.text(MARGIN, y + 11, _WORDS[scene.axis], size=12, bold=True)
     x = MARGIN + text_width(_WORDS[scene.axis], 12) + 24
     count = len(scene.colours)
     if count <= MOST_SWATCHES:
@@ -899,7 +943,17 @@ def _idle_hosts(plan: Plan, placed: PlacedRanks, places: Sequence[HostPlace]) ->
 
 
 def plan_groups(plan: Plan, layout: LayoutDoc, placed: PlacedRanks) -> dict[str, Groups]:
-    """The process groups of a plan, its ranks counted as `placed` counts them."""
+    """The process groups of a plan, its ranks counted as `placed` counts them.
+
+    Parameters
+    ----------
+    plan
+        Of which the model says whether there are groups of experts.
+    layout
+        Of the plan.
+    placed
+        Its ranks, in either order of Megatron's axes.
+    """
     order = megatron_order(placed.pipeline_before_data)
     return process_groups(layout, order, experts=plan.inputs.model.moe is not None)
 

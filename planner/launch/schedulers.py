@@ -72,6 +72,11 @@ def slurm_files(plan: Plan) -> dict[str, str]:
     Nodes with unequal numbers of GPUs are the parts of a heterogeneous job (Slurm's
     heterogeneous_jobs.html), one for each number. Where one NVLink domain spans several nodes the job asks
     for whole segments of it.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
     """
     placed, cluster = placed_ranks(plan), plan.inputs.cluster
     names = [host for host in placed.hosts if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", host)]
@@ -97,7 +102,13 @@ def slurm_files(plan: Plan) -> dict[str, str]:
 
 
 def openmpi_files(plan: Plan) -> dict[str, str]:
-    """rankfile.openmpi (rank r on its host, bound to the slot of its GPU) and mpi.sh."""
+    """rankfile.openmpi (rank r on its host, bound to the slot of its GPU) and mpi.sh.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
+    """
     placed = placed_ranks(plan)
     gpus = " ".join(str(gpu) for _, gpu in placed.places)
     hosts = 'mapfile -t hosts < "$here/hostfile"\n'
@@ -108,13 +119,27 @@ def openmpi_files(plan: Plan) -> dict[str, str]:
 
 
 def job_name(plan: Plan) -> str:
-    """The model's name as a DNS label: lower-case letters, digits and dashes, at most 40 characters."""
+    """The model's name as a DNS label: lower-case letters, digits and dashes, at most 40 characters.
+
+    Parameters
+    ----------
+    plan
+        Of any model: its name may hold anything.
+    """
     label = re.sub(r"[^a-z0-9]+", "-", plan.inputs.model.name.lower()).strip("-")[:40].strip("-")
     return label if re.match(r"[a-z]", label) else f"train-{label}".strip("-")
 
 
 def segment_of(plan: Plan, placed: PlacedRanks) -> int:
-    """Nodes that the plan uses of every scale-up domain of several nodes; 1 where they differ."""
+    """Nodes that the plan uses of every scale-up domain of several nodes; 1 where they differ.
+
+    Parameters
+    ----------
+    plan
+        Whose cluster says how many GPUs a scale-up domain has.
+    placed
+        The nodes of its ranks.
+    """
     cluster = plan.inputs.cluster
     domain = max(1, cluster.nvlink_domain // cluster.gpus_per_node)
     in_domain = Counter(node // domain for node in placed.nodes)
@@ -173,6 +198,11 @@ def kubernetes_files(plan: Plan) -> dict[str, str]:
     Where the plan names its hosts, each pod is bound to its own, so that ranks run where they were planned.
     Elsewhere Kubernetes chooses: pods are indexed, and carry Kueue's topology request. Raises InfeasibleError
     where no order of pods is that of the plan's nodes.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
     """
     placed = placed_ranks(plan)
     pods = _pods(plan, placed, "a JobSet")
@@ -201,6 +231,11 @@ def volcano_files(plan: Plan) -> dict[str, str]:
 
     Where the plan names its hosts, each pod is bound to its own; elsewhere Volcano chooses nodes near each
     other (`networkTopology`, soft). Raises InfeasibleError as `kubernetes_files` does.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
     """
     placed = placed_ranks(plan)
     pods = _pods(plan, placed, "a Volcano Job")
@@ -242,6 +277,11 @@ def trainjob_files(plan: Plan) -> dict[str, str]:
     All nodes of a TrainJob are pods alike, and Kubernetes decides which of them runs where: on the plan's
     hosts where it names them, in an order of its own. Raises InfeasibleError where nodes are unlike, or no
     order of pods is that of the plan's nodes.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
     """
     placed = placed_ranks(plan)
     cluster, name = plan.inputs.cluster, job_name(plan)
@@ -504,6 +544,11 @@ def skypilot_files(plan: Plan) -> dict[str, str]:
 
     SkyPilot picks the machines, and numbers them itself. Raises InfeasibleError where nodes are unlike or
     ranks do not run through the nodes in turn.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
     """
     placed = placed_ranks(plan)
     gpus = _gpus_of_nodes_alike(placed, "a SkyPilot task")
@@ -597,6 +642,11 @@ def ray_files(plan: Plan) -> dict[str, str]:
     Where the plan names its hosts, each node takes the place that `hostfile` gives it, whatever Ray's number;
     elsewhere nodes are counted as Ray counts its workers. Raises InfeasibleError where nodes are unlike, or
     where Ray numbers the nodes and ranks do not run through them in turn.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
     """
     placed = placed_ranks(plan)
     gpus = _gpus_of_nodes_alike(placed, "a Ray Train run")

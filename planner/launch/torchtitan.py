@@ -191,7 +191,15 @@ TORCHTITAN_SAYS = frozenset(_NAMES.split())
 
 
 def registry_module(plan: Plan, layout: LayoutDoc) -> str:
-    """The text of meshwright_registry.py. Its rules have let the model through."""
+    """The text of meshwright_registry.py. Its rules have let the model through.
+
+    Parameters
+    ----------
+    plan
+        For the model, the precision and the length of sequences.
+    layout
+        Whose pipeline the module splits the model for.
+    """
     model = plan.inputs.model
     converters = indent(_CONVERTERS[plan.inputs.precision], "    ")
     stages = pipeline_modules(layout)
@@ -206,6 +214,11 @@ def pipeline_modules(layout: LayoutDoc) -> list[list[str]] | None:
     """Module names of every chunk, in the model's order; None without a pipeline.
 
     Chunk v of rank r is the (v pp + r)-th, or in a V-shaped schedule the second one the (2 pp - 1 - r)-th.
+
+    Parameters
+    ----------
+    layout
+        With the layers of every chunk, and the schedule that says which rank runs which chunk.
     """
     if layout.pp == 1:
         return None
@@ -222,7 +235,13 @@ def pipeline_modules(layout: LayoutDoc) -> list[list[str]] | None:
 
 
 def torchtitan_notes(model: ModelSpec) -> tuple[str, ...]:
-    """Where the module trains another network than the specification."""
+    """Where the module trains another network than the specification.
+
+    Parameters
+    ----------
+    model
+        The model to be trained, from torchtitan's registry or built of its parts.
+    """
     flavor = registry_flavor(model)
     if flavor is None:
         return notes_of(model, TORCHTITAN_SAYS, _built_shortfalls(model))
@@ -340,6 +359,11 @@ def torchtitan_args(launch: Launch) -> list[str]:
     """Flags of torchtitan's trainer: module, degrees, batch, recomputation, compilation.
 
     Its mesh is pp, dp, cp, tp from the outside: the order of the plan's ranks.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps torchtitan's rules.
     """
     layout, inputs = launch.layout, launch.inputs
     piped, offloads = layout.pp > 1, layout.optimizer_offload > 0
@@ -370,7 +394,13 @@ def torchtitan_args(launch: Launch) -> list[str]:
 
 
 def torchtitan_start(launch: Launch) -> Start:
-    """torchtitan's trainer with the plan's flags, and the module that gives it model and stages."""
+    """torchtitan's trainer with the plan's flags, and the module that gives it model and stages.
+
+    Parameters
+    ----------
+    launch
+        A plan that keeps torchtitan's rules.
+    """
     args = torchtitan_args(launch)
     program = Program(
         framework=TORCHTITAN.title,

@@ -24,7 +24,7 @@ from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.rank_files import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES, OF_LAYOUT
-from meshwright.planner.request.executions import execution_options
+from meshwright.planner.request.executions import RunQuestion
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_from_document
@@ -116,7 +116,13 @@ def legal_launch(plan: Plan, framework: Framework, *, own_steps: bool = False) -
 
 
 def unlaunched(inputs: PlanInputs) -> str:
-    """Why scripts of the plan's framework have no such step or model; empty where they have it."""
+    """Why scripts of the plan's framework have no such step or model; empty where they have it.
+
+    Parameters
+    ----------
+    inputs
+        Of a plan; the kind of step and the images are looked at.
+    """
     return next(iter(_unlaunched(inputs, framework_named(inputs.framework)).values()), "")
 
 
@@ -137,11 +143,15 @@ def _execution(plan: Plan, framework: Framework) -> Execution:
         return execution
     pins = {"moe_dispatch": inputs.pins["moe_dispatch"]} if "moe_dispatch" in inputs.pins else {}
     pins = pins if inputs.framework == framework.name else {}
-    options = execution_options(
-        framework, inputs.model, inputs.cluster, pins=pins, precision=inputs.precision
+    question = RunQuestion(
+        framework=framework,
+        model=inputs.model,
+        cluster=inputs.cluster,
+        pins=pins,
+        precision=inputs.precision,
     )
     layout = layout_from_document(planned_layout(plan))
-    return options.executions()[0].of_layout(layout)
+    return question.options().executions()[0].of_layout(layout)
 
 
 def _broken_rules(workload: Workload, layout: LayoutDoc) -> list[str]:
@@ -343,8 +353,8 @@ def launch_script(
     env
         Environment variables by name.
     """
-    hosts = len(launch.placed.hosts)
-    notes = "".join(f"\n# Note: {note}" for note in (*program.notes, FABRIC_NOTE))
+    hosts, own_notes = len(launch.placed.hosts), [one_line(note) for note in program.notes]
+    notes = "".join(f"\n# Note: {note}" for note in (*own_notes, FABRIC_NOTE))
     header = _HEADER.format(
         framework=program.framework,
         title=_title(launch, program.variant),
@@ -363,11 +373,22 @@ def launch_script(
         f"args=(\n{arguments})\n",
         _NODE_RANK_OF_PARTS if len(launch.placed.alike) > 1 else "",
         _NODE_RANK,
-        _spoken(program.notes),
+        _spoken(own_notes),
         program.before,
         _start(launch, program),
     ]
     return "".join(parts)
+
+
+def one_line(words: str) -> str:
+    """Words for a comment of a script or a list of hosts, which must not end before they do.
+
+    Parameters
+    ----------
+    words
+        From anywhere: names of a model's file and of parts of a cluster may hold line breaks.
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
 def _hosts(placed: PlacedRanks) -> tuple[str, str]:
@@ -382,7 +403,13 @@ def _hosts(placed: PlacedRanks) -> tuple[str, str]:
 
 
 def job_hosts(placed: PlacedRanks) -> str:
-    """Shell lines that fill `hosts` where the plan names none."""
+    """Shell lines that fill `hosts` where the plan names none.
+
+    Parameters
+    ----------
+    placed
+        Hosts that only count the nodes; of unlike numbers of GPUs, a job may have a part for each number.
+    """
     turns, hostnames = _turns_text(placed.turns), 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
     groups = [f"SLURM_JOB_NODELIST_HET_GROUP_{part}" for part in range(len(placed.alike))]
     if len(groups) > 1:
@@ -500,6 +527,11 @@ class Writer:
 
         Where ranks do not run through the nodes in turn there is a rankfile too. Raises InfeasibleError if
         the framework would refuse the plan.
+
+        Parameters
+        ----------
+        plan
+            With a layout.
         """
         launch = legal_launch(plan, self.framework)
         start = self.start(launch)
@@ -529,6 +561,11 @@ def nccl_env(launch: Launch) -> dict[str, str]:
 
     A domain of several nodes (GB200 NVL72) needs multi-node NVLink. Reductions in the NVLink switch (NVLS)
     are there from Hopper on; they are asked for where tensor parallelism would use them.
+
+    Parameters
+    ----------
+    launch
+        For tp, the scale-up domain and the architecture of the GPUs.
     """
     cluster = launch.inputs.cluster
     env = {}
@@ -591,7 +628,15 @@ def flags_of(arguments: Iterable[Argument], said: Mapping[str, object]) -> dict[
 
 
 def said_of_degrees(layout: LayoutDoc, *, experts: bool) -> dict[str, object]:
-    """Degrees and the micro-batch by their names, as arguments call them too; those of experts if wanted."""
+    """Degrees and the micro-batch by their names, as arguments call them too; those of experts if wanted.
+
+    Parameters
+    ----------
+    layout
+        Of a plan.
+    experts
+        Whether ep and etp are said too.
+    """
     return {
         choice.name: getattr(layout, choice.name)
         for choice in OF_LAYOUT
@@ -600,7 +645,15 @@ def said_of_degrees(layout: LayoutDoc, *, experts: bool) -> dict[str, object]:
 
 
 def model_fields(arguments: Iterable[Argument], model: ModelSpec) -> dict[str, object]:
-    """What a model says by the words of arguments that are fields of it, such as `rope.base`."""
+    """What a model says by the words of arguments that are fields of it, such as `rope.base`.
+
+    Parameters
+    ----------
+    arguments
+        Of the framework's record; those whose word is no field of a model are passed over.
+    model
+        The model to be trained; fields of None are left out.
+    """
     fields: dict[str, object] = {}
     for argument in arguments:
         value: object = model
@@ -639,7 +692,13 @@ def notes_of(model: ModelSpec, said: Collection[str], shortfalls: Shortfalls) ->
 
 
 def file_notes(model: ModelSpec) -> tuple[str, ...]:
-    """What the model's file says and no launch can know, as the description does not hold it."""
+    """What the model's file says and no launch can know, as the description does not hold it.
+
+    Parameters
+    ----------
+    model
+        With the fields of its config.json that were left out.
+    """
     if not model.left_out:
         return ()
     named = ", ".join(model.left_out)

@@ -1290,19 +1290,6 @@ class CutLimitedPricing(CostModelPricing):
         return self._each_alone(layouts)
 
 
-def largest_cut_use(workload: Workload, priced: Priced) -> float:
-    """The largest of `cut_uses`; 0 where nothing crosses a cut.
-
-    Parameters
-    ----------
-    workload
-        Run as the price assumes, on any number of GPUs.
-    priced
-        A layout under a mapping.
-    """
-    return max(cut_uses(workload, priced).values(), default=0.0)
-
-
 def cut_uses(
     workload: Workload, priced: Priced, placement: Placement | None = None
 ) -> dict[str, float]:

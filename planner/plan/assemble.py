@@ -82,7 +82,19 @@ FULL_SHARE = 0.95
 def bindings(
     request: PlanRequest, workload: Workload, best: Priced, predicted: Predicted
 ) -> Iterator[Binding]:
-    """Limits that the plan reaches, or nearly so."""
+    """Limits that the plan reaches, or nearly so.
+
+    Parameters
+    ----------
+    request
+        Whose GPUs, layers and scale-up domain are the limits.
+    workload
+        What the plan is priced with, on the GPUs that it uses.
+    best
+        The plan.
+    predicted
+        Its figures, with GiB by pipeline rank.
+    """
     layout, cluster = best.layout, request.cluster
     peak, limit = max(predicted.memory_gib), usable_hbm_gib(workload)
     if peak >= FULL_SHARE * limit or int(layout.recompute):
@@ -118,7 +130,13 @@ def bindings(
 
 
 def cut_binding(use: MappingUse) -> Iterator[Binding]:
-    """The cut of the fabric that is busy for the largest share of its phase."""
+    """The cut of the fabric that is busy for the largest share of its phase.
+
+    Parameters
+    ----------
+    use
+        Of the plan's mapping; a mapping that crosses no cut has none.
+    """
     cut = binding_cut(use.cuts)
     if cut is not None:
         yield Binding(
@@ -162,7 +180,19 @@ FEWEST_DOUBTED_TOKENS = 10**9
 def warnings(
     request: PlanRequest, best: Priced, predicted: Predicted, idle: IdleDoc | None
 ) -> Iterator[str]:
-    """What the reader should know before trusting the figures."""
+    """What the reader should know before trusting the figures.
+
+    Parameters
+    ----------
+    request
+        What was planned.
+    best
+        The plan.
+    predicted
+        Its figures.
+    idle
+        What of the GPUs it leaves over; None for nothing.
+    """
     if idle is not None:
         number = len(idle.nodes)
         nodes = f" ({number} node{'s' if number > 1 else ''} without a rank)" if number else ""
@@ -392,7 +422,15 @@ def software_needs(
 def compared_choices(
     layout: LayoutDoc, execution: Execution
 ) -> Iterator[tuple[Choice, int | str | bool]]:
-    """Choices of which a plan says what they bring, where they differ from plain, with their values."""
+    """Choices of which a plan says what they bring, where they differ from plain, with their values.
+
+    Parameters
+    ----------
+    layout
+        Of the plan.
+    execution
+        Of the plan, its gradient buckets aside.
+    """
     for choice in (*OF_EXECUTION, *OF_LAYOUT):
         value = getattr(layout if choice.of == "layout" else execution, choice.name)
         if choice.compared and value not in (None, choice.plain):
@@ -521,7 +559,15 @@ _LEAST_GIB = 1e-3
 
 
 def memory_risk_document(request: PlanRequest, predicted: Predicted) -> MemoryRisk:
-    """The risk that remains, by the measured errors of predicted memory."""
+    """The risk that remains, by the measured errors of predicted memory.
+
+    Parameters
+    ----------
+    request
+        With the share of errors that may not fit, and the HBM that stays free.
+    predicted
+        The plan's figures; its fullest GPU counts.
+    """
     workload = _as_predicted(request).workload()
     room_gib = usable_hbm_gib(workload)
     peak_gib = max(predicted.memory_gib)
@@ -578,6 +624,21 @@ def plan_from_outcome(
     """The document for an outcome. A known bound above the price by rounding alone counts as the price.
 
     `full` is the outcome over layouts on all GPUs, where the plan leaves some idle.
+
+    Parameters
+    ----------
+    request
+        What was searched, on the nodes that were taken.
+    outcome
+        How its search ended.
+    space
+        That was searched.
+    wall_s
+        Seconds from request to plan.
+    infeasible
+        Why there is no plan, where that was looked for.
+    full
+        How the search over layouts on all GPUs ended; None where there was none.
     """
     step_time_s = outcome.best[0].step_time_s if outcome.best else None
     objective = objective_of(step_time_s, outcome.lower_bound_s)
@@ -649,7 +710,15 @@ def overfull_cuts(request: PlanRequest, least_use: float | None) -> Iterator[str
 
 
 def objective_of(step_time_s: float | None, lower_bound_s: float | None) -> Objective:
-    """Step time, lower bound and relative gap; what is not known stays null."""
+    """Step time, lower bound and relative gap; what is not known stays null.
+
+    Parameters
+    ----------
+    step_time_s
+        Of the plan; None without one.
+    lower_bound_s
+        No plan is faster; None where nothing is known. One above the step counts as the step.
+    """
     if step_time_s is None or lower_bound_s is None:
         return Objective(step_time_s=step_time_s, lower_bound_s=lower_bound_s, gap=None)
     bound = min(lower_bound_s, step_time_s)
@@ -659,12 +728,28 @@ def objective_of(step_time_s: float | None, lower_bound_s: float | None) -> Obje
 
 
 def predict(workload: Workload, best: Priced) -> Predicted:
-    """What the cost model expects of a priced layout, with the band of an optimum."""
+    """What the cost model expects of a priced layout, with the band of an optimum.
+
+    Parameters
+    ----------
+    workload
+        On the GPUs that the layout uses, run as the plan runs it.
+    best
+        The plan; its own step is not used.
+    """
     return predicted_use(workload, best)[0]
 
 
 def predicted_use(workload: Workload, best: Priced) -> tuple[Predicted, MappingUse]:
-    """The same with what the layout sends over the fabric."""
+    """The same with what the layout sends over the fabric.
+
+    Parameters
+    ----------
+    workload
+        As in `predict`.
+    best
+        As in `predict`.
+    """
     placement = Setup.of_priced(workload, best).placement
     prediction = predict_layout(workload, best.layout, best.stages, placement)
     ranks = best.ranks or ranks_on(workload.cluster, best.matrix)
@@ -682,6 +767,13 @@ def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:
     """Names and factors of the levels, and the GPU of every rank while the list is short.
 
     Without a matrix the list is the mapping, and is never left out.
+
+    Parameters
+    ----------
+    workload
+        On the GPUs that the layout uses.
+    best
+        With a matrix, or with the GPU of every rank.
     """
     matrix, names = best.matrix, list(fabric_levels(workload.cluster, workload.gpus).names)
     if best.ranks is not None:
@@ -703,7 +795,15 @@ def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:
 
 
 def alternative(other: Priced, best_s: float) -> dict[str, object]:
-    """A further layout: what differs in plain numbers, and how much slower it is."""
+    """A further layout: what differs in plain numbers, and how much slower it is.
+
+    Parameters
+    ----------
+    other
+        Of the same search as the plan.
+    best_s
+        The step of the plan, above 0.
+    """
     doc = layout_document(other.layout, other.stages)
     of_execution = {choice.name: getattr(other.execution, choice.name) for choice in OF_EXECUTION}
     return {
@@ -720,7 +820,21 @@ def alternative(other: Priced, best_s: float) -> dict[str, object]:
 def solver_report(
     request: PlanRequest, outcome: Outcome, objective: Objective, space: SpaceReport, wall_s: float
 ) -> SolverReport:
-    """How the answer was found, over which space, and what its status rests on."""
+    """How the answer was found, over which space, and what its status rests on.
+
+    Parameters
+    ----------
+    request
+        What was searched.
+    outcome
+        How the search ended, with what it counted.
+    objective
+        Of the plan.
+    space
+        That was searched.
+    wall_s
+        Seconds from request to plan.
+    """
     certificate = outcome.certificate
     return SolverReport(
         wall_s=wall_s,
@@ -752,7 +866,15 @@ def solver_report(
 
 
 def space_report(request: PlanRequest, space: Space) -> SpaceReport:
-    """The values of every choice that the search over `space` could make."""
+    """The values of every choice that the search over `space` could make.
+
+    Parameters
+    ----------
+    request
+        What was planned.
+    space
+        That was searched for it.
+    """
     loads, framework = request.expert_loads, framework_named(request.framework)
     has_buckets = framework.gradient_buckets is not None and request.max_cut_use >= 1
     executions = request.execution_options.executions()
@@ -806,5 +928,11 @@ def claim_of(status: str) -> Claim:
 
 
 def is_closed(claim: Claim) -> bool:
-    """Whether the search behind a claim was made to its end: only then its figure is proven."""
+    """Whether the search behind a claim was made to its end: only then its figure is proven.
+
+    Parameters
+    ----------
+    claim
+        Of `claim_of`.
+    """
     return claim in ("optimal", "infeasible")

@@ -242,7 +242,15 @@ def expectation(
 
 
 def is_quick(request: PlanRequest, outcome: Outcome) -> bool:
-    """Whether the search can be repeated for every scenario without being asked for."""
+    """Whether the search can be repeated for every scenario without being asked for.
+
+    Parameters
+    ----------
+    request
+        What was searched.
+    outcome
+        Of the search, which counted its layouts and its CP-SAT models.
+    """
     done, overlaps = outcome.certificate, len(request.execution_options.values["tp_overlap"])
     return done.rounds <= MOST_ROUNDS and done.layouts <= LARGEST_SPACE * overlaps
 
@@ -280,7 +288,13 @@ def _words(plan: Priced, nominal: Priced) -> str:
 
 
 def degrees_in_words(plan: Priced) -> str:
-    """The degrees of a plan in words, those of `DOUBLED`."""
+    """The degrees of a plan in words, those of `DOUBLED`.
+
+    Parameters
+    ----------
+    plan
+        As a search found it.
+    """
     settings = _settings(plan)
     return " ".join(f"{name} {settings[name]}" for name in DOUBLED)
 
@@ -409,7 +423,15 @@ def _promised(
 def setting_corrections(
     corrections: GainCorrections, settings: Collection[str]
 ) -> list[SettingCorrection]:
-    """What is corrected of a run with some settings, in the order of the corrections."""
+    """What is corrected of a run with some settings, in the order of the corrections.
+
+    Parameters
+    ----------
+    corrections
+        What measured pairs say of settings.
+    settings
+        Names that a run has, of `priced_settings`.
+    """
     return [
         SettingCorrection(
             setting=name, factor=shift.factor, deviation=shift.deviation, pairs=shift.pairs
@@ -464,6 +486,13 @@ def likely_as(
 
     Each plan has one of its degrees as many times larger as there are more GPUs; what is left over is idle.
     They are run as the first plan.
+
+    Parameters
+    ----------
+    request
+        Whose GPUs, batch and layers the layouts are for.
+    plans
+        Layouts with how they are run, None where that is not known; of the first one that is taken over.
     """
     batch, layers = request.global_batch, request.model.layers
     layouts: dict[Layout, None] = {}

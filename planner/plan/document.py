@@ -39,7 +39,13 @@ LATER_CHOICES: dict[str, object] = {"parameter_offload": "none", "sync_each_batc
 
 
 def without_later_choices(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an execution by name, without choices of later versions that are plain."""
+    """Settings of an execution by name, without choices of later versions that are plain.
+
+    Parameters
+    ----------
+    settings
+        Values by the name of a choice; other names stay.
+    """
     return {
         name: value
         for name, value in settings.items()
@@ -121,7 +127,17 @@ class Infeasible(ClosedDocument):
 
 
 def rule_sentence(conflicting: ConflictingRule, framework: str, layers: int) -> str:
-    """One line for a rule of the conflict; `framework` and `layers` are those of the request."""
+    """One line for a rule of the conflict; `framework` and `layers` are those of the request.
+
+    Parameters
+    ----------
+    conflicting
+        The rule, pin or ban.
+    framework
+        Of the request, by name.
+    layers
+        Of the request's model, from 1.
+    """
     name = conflicting.rule
     if conflicting.kind == "pin":
         return f"pin {name}={conflicting.pinned}"
@@ -186,6 +202,11 @@ CHANGE_WORDS = {
 def change_sentence(change: SmallestChange) -> str:
     """One line for a change, in the imperative, with the memory of the layout that was found where it makes
     room.
+
+    Parameters
+    ----------
+    change
+        With `asked` where its words name what the request has.
     """
     words = CHANGE_WORDS[change.change].format(**dict(change))
     if change.together_with is not None:
@@ -853,12 +874,24 @@ _LEFT_OUT: Any = {"digest": True, "solver": {"wall_s"}, "mapping": {"ranks"}}
 
 
 def digest_of(plan: BaseModel) -> str:
-    """SHA-256 of the content of a plan, or of a plan on a mixed cluster, in hexadecimal."""
+    """SHA-256 of the content of a plan, or of a plan on a mixed cluster, in hexadecimal.
+
+    Parameters
+    ----------
+    plan
+        Its own digest, the seconds of its search and its list of ranks do not count.
+    """
     data = plan.model_dump(mode="json", by_alias=True, exclude=_LEFT_OUT)
     text = json.dumps(finite(data), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def with_digest(plan: DocumentT) -> DocumentT:
-    """The plan with the digest of its content in its field `digest`."""
+    """The plan with the digest of its content in its field `digest`.
+
+    Parameters
+    ----------
+    plan
+        Finished: whoever changes it later makes its digest anew.
+    """
     return plan.model_copy(update={"digest": digest_of(plan)})

@@ -70,6 +70,11 @@ def executions_to_try(request: PlanRequest) -> list[Execution]:
     miss the HBM by less.
 
     Sliding windows are one reason: keys and values may not pass around a ring then, but heads may be swapped.
+
+    Parameters
+    ----------
+    request
+        Whose executions are compared; most often one without a plan.
     """
     plainest, (choices, *_) = request.plainest, _relaxed_rows([request], PROBED_CANDIDATES)
     own = _table(request, plainest, choices)
@@ -98,6 +103,11 @@ def executions_to_try(request: PlanRequest) -> list[Execution]:
 def tables_around(request: PlanRequest) -> tuple[Candidates, ...]:
     """Layouts around the request: its own space and, with one wish lifted at a time, those next to it; run
     as the request would be, and as it would be with a wish lifted.
+
+    Parameters
+    ----------
+    request
+        Without a plan.
     """
     relaxed = [request, *(changed for _, changed in _lifting(request))]
     executions = dict.fromkeys(
@@ -130,7 +140,15 @@ def _table(request: PlanRequest, execution: Execution, rows: NDArray[np.int64]) 
 
 
 def without_pin(pins: Mapping[str, int | str], name: str) -> dict[str, int | str]:
-    """The pins without one of them."""
+    """The pins without one of them.
+
+    Parameters
+    ----------
+    pins
+        Values by the name of a choice.
+    name
+        Of the choice; pins that do not have it stay as they are.
+    """
     return {key: value for key, value in pins.items() if key != name}
 
 
@@ -255,13 +273,25 @@ class Conflict:
     """Rows of a minimal set of limits that no candidate keeps; empty where some candidate keeps all."""
 
     def least_excess(self, row: int) -> float | None:
-        """The least by which a limit is missed where all others hold, or anywhere if it never is alone."""
+        """The least by which a limit is missed where all others hold, or anywhere if it never is alone.
+
+        Parameters
+        ----------
+        row
+            Of the limit, in `limits`.
+        """
         alone = self.only_missed(row)
         over = self.excess[row][alone if alone.any() else self.excess[row] > 0]
         return float(over.min()) if len(over) else None
 
     def nearest_miss(self, row: int) -> tuple[Workload, Layout] | None:
-        """The candidate that misses a limit by least, and no other where there is such a one."""
+        """The candidate that misses a limit by least, and no other where there is such a one.
+
+        Parameters
+        ----------
+        row
+            Of the limit, in `limits`.
+        """
         alone = self.only_missed(row)
         missing = alone if alone.any() else self.excess[row] > 0
         if not missing.any():
@@ -274,13 +304,25 @@ class Conflict:
         return None
 
     def only_missed(self, row: int) -> NDArray[np.bool_]:
-        """Candidates that break this limit and no other, shape [candidates]."""
+        """Candidates that break this limit and no other, shape [candidates].
+
+        Parameters
+        ----------
+        row
+            Of the limit, in `limits`.
+        """
         other_excess = np.delete(self.excess, row, axis=0)
         return np.asarray((self.excess[row] > 0) & ~(other_excess > 0).any(axis=0))
 
 
 def conflict_of(request: PlanRequest) -> Conflict:
-    """The limits of a request that no layout keeps, and a minimal set of them that conflict."""
+    """The limits of a request that no layout keeps, and a minimal set of them that conflict.
+
+    Parameters
+    ----------
+    request
+        Without a plan; where some layout keeps all limits the core is empty.
+    """
     tables = tables_around(request)
     rules = {rule.name: rule for table in tables for rule in rules_for(table.workload)}
     limits = (*rules.values(), *_request_rules(request))
@@ -471,6 +513,13 @@ def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
     """The conflict behind an infeasible request, and changes that make it feasible: single ones, one pair
     where no single one does on the same machine and framework, and what makes room under another framework
     where no pair does either.
+
+    Parameters
+    ----------
+    request
+        Without a plan.
+    workload
+        What it was priced with, for the memory that a GPU has to give.
     """
     conflict = conflict_of(request)
     rules = [_conflicting_rule(conflict, row, workload) for row in conflict.core]

@@ -103,6 +103,19 @@ def decide_on_idle_gpus(
     one on all GPUs is planned. Without `compares` only the first search runs: no layout on all GPUs is faster
     than what it finds. The first search is for the plans `sought`. With `later` the second one is left to
     the caller, who runs it by that.
+
+    Parameters
+    ----------
+    request
+        On nodes that are chosen; its time limit is that of both searches.
+    searched
+        Runs one search.
+    compares
+        Whether a layout that leaves GPUs idle is held against the best on all of them.
+    later
+        Runs the second search where the caller makes it; None where it is made here.
+    sought
+        Which plans the first search is for.
     """
     limit, began = request.time_limit_s, time.monotonic()
     first = request
@@ -188,7 +201,17 @@ def better_of(outcome: Outcome, full: Outcome) -> Outcome:
 
 
 def idle_document(request: PlanRequest, best: Priced, full: Outcome | None) -> IdleDoc | None:
-    """What stays idle and why; None where nothing does."""
+    """What stays idle and why; None where nothing does.
+
+    Parameters
+    ----------
+    request
+        Whose GPUs are all there are.
+    best
+        The plan.
+    full
+        How the search over layouts on all GPUs ended; None where there was none.
+    """
     gpus = request.gpus - int(best.layout.gpus)
     if not gpus:
         return None
@@ -223,12 +246,28 @@ def _reason(request: PlanRequest, best: Priced, full: Outcome | None) -> str:
 
 
 def words_of_full(full_s: float, step_s: float) -> str:
-    """That the step on all GPUs is so much longer than that of a plan on fewer, both in seconds."""
+    """That the step on all GPUs is so much longer than that of a plan on fewer, both in seconds.
+
+    Parameters
+    ----------
+    full_s
+        Of the best layout on all GPUs.
+    step_s
+        Of the plan, above 0 and no more than that.
+    """
     return f"takes {full_s:.4g} s, {100.0 * (full_s / step_s - 1.0):.3g} % longer"
 
 
 def unused_nodes(request: PlanRequest, best: Priced) -> list[str]:
-    """Nodes of the allocation without a rank: of the blocks in use, as many of each as of the others."""
+    """Nodes of the allocation without a rank: of the blocks in use, as many of each as of the others.
+
+    Parameters
+    ----------
+    request
+        Whose cluster has the nodes.
+    best
+        With the GPU of every rank, or with a matrix, which takes the allocation in turn.
+    """
     cluster = request.cluster
     if best.ranks is not None:
         return [node_name(cluster, node) for node in idle_nodes(cluster, list(best.ranks))]
@@ -310,6 +349,17 @@ def decide_on_nodes(
     `compares` is what `decide_on_idle_gpus` takes, and `later` too where all nodes are alike.
 
     Where nodes stand on several leaves, sets of them that may be faster are searched after that.
+
+    Parameters
+    ----------
+    request
+        What to plan, on all that is free; its time limit is that of all searches.
+    searched
+        Runs one search.
+    compares
+        As `decide_on_idle_gpus` takes it.
+    later
+        As `decide_on_idle_gpus` takes it; used where all nodes are alike.
     """
     if not _has_sets_apart(request):
         with within(request.time_limit_s):
@@ -441,7 +491,15 @@ class KindsOfLinks:
 
     @classmethod
     def of_adapters(cls, cluster: ClusterSpec, gbps: float) -> KindsOfLinks:
-        """All kinds with one rate of adapters, Gbit/s of a GPU."""
+        """All kinds with one rate of adapters, Gbit/s of a GPU.
+
+        Parameters
+        ----------
+        cluster
+            With listed nodes.
+        gbps
+            Of one of its nodes' adapters; nodes with slower ones are left out.
+        """
         fast = _with_adapters(cluster, gbps)
         nodes = tuple(node.model_copy(update={"nic_gbps_per_gpu": gbps}) for node in fast.nodes)
         fast = fast.model_copy(update={"nodes": nodes})
@@ -664,7 +722,13 @@ class _SearchOfSets:
     """Whether plans that take no number of whole nodes may be."""
 
     def look_at(self, counts: Sequence[int]) -> None:
-        """Searches the sets of these numbers of nodes, until none may be faster."""
+        """Searches the sets of these numbers of nodes, until none may be faster.
+
+        Parameters
+        ----------
+        counts
+            Falling, each at least 1.
+        """
         for count in counts:
             floors = self._floors(count, is_first=count == counts[0])
             if not any(floor.best for floor in floors):
@@ -1401,6 +1465,13 @@ def _note(asked: PlanRequest, planned: PlanRequest, usable: ClusterSpec) -> str 
 def more_blocks(workload: Workload, best: Priced) -> MoreBlocksDoc | None:
     """The levels at which a mapping by equal parts takes more blocks than its GPUs need, with the step on
     as few; None where it takes the fewest of all, or nodes are listed.
+
+    Parameters
+    ----------
+    workload
+        On the GPUs that the plan uses.
+    best
+        With a matrix.
     """
     cluster, layout, gpus = workload.cluster, best.layout, workload.gpus
     if cluster.nodes or best.ranks is not None or is_irregular(cluster):

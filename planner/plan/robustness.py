@@ -87,7 +87,13 @@ class Change:
     memory: bool = False
 
     def applied(self, request: PlanRequest) -> PlanRequest:
-        """The request on the changed cluster; a known error of memory needs no margin for unknown ones."""
+        """The request on the changed cluster; a known error of memory needs no margin for unknown ones.
+
+        Parameters
+        ----------
+        request
+            On the cluster before the change.
+        """
         risk = POINT_ESTIMATE if self.memory else request.memory_risk
         return replace(request, cluster=self.cluster, memory_risk=risk)
 
@@ -208,7 +214,13 @@ def robustness_of(band: ErrorBand, memory: ErrorBand, scenarios: list[Scenario])
 
 
 def same_winner(scenarios: Sequence[Scenario]) -> bool | None:
-    """Whether no other layout wins any of some scenarios; None where not all of that is proven."""
+    """Whether no other layout wins any of some scenarios; None where not all of that is proven.
+
+    Parameters
+    ----------
+    scenarios
+        One for each change.
+    """
     if any(scenario.winner for scenario in scenarios):
         return False
     return True if all(map(_stays, scenarios)) else None
@@ -222,7 +234,17 @@ def _stays(scenario: Scenario) -> bool:
 
 
 def changes(request: PlanRequest, band: ErrorBand, memory: ErrorBand) -> Iterator[Change]:
-    """Every change to the cluster; a level that nothing can make faster is only made slower."""
+    """Every change to the cluster; a level that nothing can make faster is only made slower.
+
+    Parameters
+    ----------
+    request
+        Whose cluster is changed; of its memory the margin is left out.
+    band
+        Of measured steps over predicted ones: both ends are tried.
+    memory
+        The same of memory.
+    """
     cluster = request.cluster
     for factor in (band.high, band.low):
         rates = {name: getattr(cluster.device, name) for name in _RATES}
@@ -359,7 +381,17 @@ def scenario_of(
 
 
 def step_as_it_stands_s(request: PlanRequest, plan: Plan, change: Change) -> float | None:
-    """The step of the plan under a change, nothing in it moved; None where it no longer fits."""
+    """The step of the plan under a change, nothing in it moved; None where it no longer fits.
+
+    Parameters
+    ----------
+    request
+        What was planned.
+    plan
+        With a layout and a mapping.
+    change
+        What is off.
+    """
     setup = setup_of(plan, change.applied(request).workload(plan.execution))
     fits = max(setup.memory_gib) <= usable_hbm_gib(setup.workload)
     return setup.step_time_s if fits else None
@@ -439,7 +471,13 @@ class Answer:
         return self.choice.step_time_s_without or inf
 
     def of_value(self, value: int | str | bool | float) -> Answer:
-        """The same of a plan that has this value: what is found without a choice does not depend on it."""
+        """The same of a plan that has this value: what is found without a choice does not depend on it.
+
+        Parameters
+        ----------
+        value
+            What the plan has of the choice; a number of a gradient bucket is in MB.
+        """
         return replace(self, choice=ExecutionChoice(**(vars(self.choice) | {"value": value})))
 
 
@@ -518,7 +556,13 @@ class AnsweredAhead:
         self._results: Callable[[Sequence[int], bool], dict[int, Answer]] = lambda *_: {}
 
     def begin(self, first: Priced) -> None:
-        """Begins with the choices of a first price, where cores are idle."""
+        """Begins with the choices of a first price, where cores are idle.
+
+        Parameters
+        ----------
+        first
+            The price that a search begins with.
+        """
         layout = replace(first.layout, recompute_layers=0)
         execution = first.execution.of_layout(layout)
         searches = list(_searches(self._request, layout, execution, None))
@@ -529,7 +573,13 @@ class AnsweredAhead:
             self._results = self._until.enter_context(at_work)
 
     def answers(self, plan: Plan) -> dict[str, Answer]:
-        """Proven answers on choices of a plan, by choice: those that were begun; no other begins."""
+        """Proven answers on choices of a plan, by choice: those that were begun; no other begins.
+
+        Parameters
+        ----------
+        plan
+            The one that was found: choices that it does not make are passed over.
+        """
         if plan.layout is None or plan.execution is None:
             return {}
         made = {choice.name for choice, _ in compared_choices(plan.layout, plan.execution)}
@@ -623,7 +673,13 @@ def words_of_faster(choice: ExecutionChoice, why: str) -> str:
 
 
 def gain_of(choice: ExecutionChoice) -> float:
-    """What a choice is ordered by: seconds without it, infinite without a plan, last where unknown."""
+    """What a choice is ordered by: seconds without it, infinite without a plan, last where unknown.
+
+    Parameters
+    ----------
+    choice
+        With the best plan without it, as far as that was searched.
+    """
     if choice.status == "not searched":
         return 0.0
     return choice.step_time_s_without or inf
@@ -715,7 +771,15 @@ def _answered(
 
 
 def without_choice(request: PlanRequest, choice: Choice) -> PlanRequest | None:
-    """The request with the plain value of a choice pinned; None where it is pinned, or cannot be plain."""
+    """The request with the plain value of a choice pinned; None where it is pinned, or cannot be plain.
+
+    Parameters
+    ----------
+    request
+        As it was asked.
+    choice
+        Of a layout or of its execution.
+    """
     plain = choice.word(choice.plain)
     if choice.name in request.pins:
         return None

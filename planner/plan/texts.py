@@ -50,6 +50,13 @@ def plan_document(plan: Plan, most_ranks: int = MOST_LISTED_RANKS) -> dict[str, 
     """A plan as plain data, its `schema` first; what has no number (NaN, infinity) is None.
 
     A mapping of more than `most_ranks` ranks is left out: it lies in a file.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    most_ranks
+        That a mapping may list, from 0.
     """
     data: dict[str, Any] = plan.model_dump(mode="json", by_alias=True)
     mapping = data["mapping"]
@@ -60,7 +67,13 @@ def plan_document(plan: Plan, most_ranks: int = MOST_LISTED_RANKS) -> dict[str, 
 
 
 def plan_text(plan: Plan) -> str:
-    """The text of `plan.yaml`; `read_plan` gives the plan back."""
+    """The text of `plan.yaml`; `read_plan` gives the plan back.
+
+    Parameters
+    ----------
+    plan
+        Of any status; up to `MOST_RANKS` ranks are listed.
+    """
     data = plan_document(plan, most_ranks=MOST_RANKS)
     # Keys that say nothing make the file longer than a person wants to read.
     data["inputs"] = _without_nulls(data["inputs"])
@@ -68,7 +81,13 @@ def plan_text(plan: Plan) -> str:
 
 
 def document_text(data: dict[str, Any]) -> str:
-    """Plain data as YAML without aliases, its keys in their order."""
+    """Plain data as YAML without aliases, its keys in their order.
+
+    Parameters
+    ----------
+    data
+        Mappings, lists, texts, numbers, truth values and None.
+    """
     text: str = yaml.dump(
         data,
         Dumper=_PlainDumper,
@@ -133,6 +152,11 @@ def read_plan(path: str | PathLike[str]) -> Plan:
 def plan_path(path: Path) -> Path:
     """The `plan.yaml` of a folder, or its `mixed_plan.yaml` alone; else the path. Raises InputError for an
     impossible path.
+
+    Parameters
+    ----------
+    path
+        Of a file or a folder, which need not exist.
     """
     try:
         if not path.is_dir():
@@ -145,6 +169,11 @@ def plan_path(path: Path) -> Path:
 
 def read_feasible_plan(path: str | PathLike[str]) -> Plan:
     """The plan of a file, as `read_plan` reads it, that has a layout.
+
+    Parameters
+    ----------
+    path
+        As `read_plan` takes it.
 
     Raises
     ------
@@ -228,12 +257,24 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def workload_of_plan(plan: Plan) -> Workload:
-    """What the cost model prices of a plan, run as it says, on all GPUs that were asked for."""
+    """What the cost model prices of a plan, run as it says, on all GPUs that were asked for.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    """
     return planned_workload(plan.inputs, plan.execution)
 
 
 def matrix_arrays(matrix: Matrix) -> Matrices:
-    """A parallelism matrix as the cost model reads it."""
+    """A parallelism matrix as the cost model reads it.
+
+    Parameters
+    ----------
+    matrix
+        Factors of each axis by level, from the inside out.
+    """
     return {axis: np.asarray(row, dtype=np.int64) for axis, row in matrix.items()}
 
 
@@ -244,14 +285,37 @@ def group_placement(
     matrix: Matrix,
     ranks: Sequence[Place] | None,
 ) -> Placement:
-    """Where groups lie: by the matrix, or rank by rank where there is none."""
+    """Where groups lie: by the matrix, or rank by rank where there is none.
+
+    Parameters
+    ----------
+    workload
+        On the GPUs that the layout uses.
+    layout
+        Plain integers.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+    matrix
+        Factors of each axis by level; empty where ranks are placed one by one.
+    ranks
+        (node, local GPU) of every rank in the order tp, cp, dp, pp; None with a matrix.
+    """
     if matrix or ranks is None:
         return placement_on(workload.cluster, layout, matrix_arrays(matrix))
     return counted_placement(workload.cluster, layout, ranks)
 
 
 def with_stages(placement: Placement, stage_ep: Sequence[Sequence[int]] | None) -> Placement:
-    """A placement with what a plan says of its stages, if it says anything."""
+    """A placement with what a plan says of its stages, if it says anything.
+
+    Parameters
+    ----------
+    placement
+        Of the whole plan.
+    stage_ep
+        Members of an expert group in one block, [stage][level]; None where all stages have those of the
+        placement.
+    """
     if stage_ep is None:
         return placement
     return StagedPlacement(**vars(placement), stage_ep=np.array(stage_ep, dtype=np.int64))
@@ -271,7 +335,15 @@ class Setup:
 
     @staticmethod
     def of_priced(workload: Workload, best: Priced) -> Setup:
-        """What a search priced, as it is mapped."""
+        """What a search priced, as it is mapped.
+
+        Parameters
+        ----------
+        workload
+            On the GPUs that the layout uses, run as the plan runs it.
+        best
+            With a matrix, or with the GPU of every rank.
+        """
         placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
         placement = with_stages(placement, best.stage_ep)
         return Setup(workload=workload, layout=best.layout, stages=best.stages, placement=placement)
@@ -321,7 +393,13 @@ class Setup:
 
 
 def stages_apart(stage_ep: Sequence[Sequence[int]] | None) -> tuple[tuple[int, ...], ...] | None:
-    """`Priced.stage_ep` from a document."""
+    """`Priced.stage_ep` from a document.
+
+    Parameters
+    ----------
+    stage_ep
+        Of a mapping, [stage][level].
+    """
     return None if stage_ep is None else tuple(map(tuple, stage_ep))
 
 
@@ -341,7 +419,13 @@ def setup_of(plan: Plan, workload: Workload | None = None) -> Setup:
 
 
 def priced_of(plan: Plan) -> Priced:
-    """A plan that has a layout, as a search found it."""
+    """A plan that has a layout, as a search found it.
+
+    Parameters
+    ----------
+    plan
+        With a mapping.
+    """
     assert plan.layout is not None
     assert plan.mapping is not None
     matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}

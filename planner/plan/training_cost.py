@@ -44,7 +44,13 @@ class Budget:
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> Budget:
-        """From options by name; others are left alone."""
+        """From options by name; others are left alone.
+
+        Parameters
+        ----------
+        fields
+            Values by name, `COST_FIELDS` among them; one that is not there is not asked for.
+        """
         return Budget(**{name: fields.get(name) for name in COST_FIELDS})
 
     @property
@@ -89,7 +95,13 @@ class Budget:
         )
 
     def price(self, cluster: ClusterSpec) -> float | None:
-        """Dollars of a GPU hour: as given, else as the cluster file says."""
+        """Dollars of a GPU hour: as given, else as the cluster file says.
+
+        Parameters
+        ----------
+        cluster
+            With `usd_per_gpu_hour`, where it says any.
+        """
         return cluster.usd_per_gpu_hour if self.gpu_hour_price is None else self.gpu_hour_price
 
 
@@ -123,6 +135,13 @@ def training_cost(
 def with_cost(plan: Plan, budget: Budget) -> Plan:
     """A plan with what the training takes, or with a warning that this cannot be said; as it is without a
     layout or where nothing is asked.
+
+    Parameters
+    ----------
+    plan
+        Of any status, with its inputs' GPUs and cluster.
+    budget
+        What was asked.
     """
     if plan.predicted is None:
         return plan

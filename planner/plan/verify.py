@@ -18,7 +18,7 @@ from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.bounds.mappings import ranks_on
-from meshwright.planner.mapping.pricing import largest_cut_use
+from meshwright.planner.mapping.pricing import cut_uses
 from meshwright.planner.plan.document import ExpectedByPairs, LengthsDoc, Mapping, Plan
 from meshwright.planner.plan.texts import Setup, priced_of, setup_of
 from meshwright.planner.request.choices import IDLE_GPUS, is_forbidden
@@ -27,14 +27,30 @@ from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_
 
 
 def verify(request: PlanRequest, plan: Plan) -> None:
-    """Raises InternalError with everything that is wrong with a plan."""
+    """Raises InternalError with everything that is wrong with a plan.
+
+    Parameters
+    ----------
+    request
+        What was planned, on the nodes that were taken.
+    plan
+        Just made, of any status.
+    """
     broken = list(faults(request, plan))
     if broken:
         raise InternalError("the plan failed its own verification: " + "; ".join(broken))
 
 
 def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
-    """Everything that is wrong with a plan, in words."""
+    """Everything that is wrong with a plan, in words.
+
+    Parameters
+    ----------
+    request
+        That the plan should answer, which may be another one than its inputs say.
+    plan
+        Of any status.
+    """
     yield from _objective_faults(plan)
     yield from faults_of_pairs(plan.expected_by_pairs, plan.objective.step_time_s)
     yield from _cost_faults(plan)
@@ -58,7 +74,9 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     yield from _recount_faults(setup, plan.mapping)
     cut_use = None
     if all_gpus.max_cut_use < 1:
-        cut_use = largest_cut_use(all_gpus, priced_of(plan))
+        # A plan that was placed on other nodes has the GPU of every rank in place of a matrix.
+        uses = cut_uses(all_gpus, priced_of(plan), setup.placement)
+        cut_use = max(uses.values(), default=0.0)
     broken = replace(setup, workload=all_gpus).broken_rules(cut_use=cut_use)
     yield from (finding.line for finding in broken)
     yield from wish_faults(request, plan.layout)
@@ -174,7 +192,15 @@ def length_faults(
 
 
 def split_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
-    """Layers and micro-batches of a layout that do not make up the model and the batch, in words."""
+    """Layers and micro-batches of a layout that do not make up the model and the batch, in words.
+
+    Parameters
+    ----------
+    request
+        With the model and the batch.
+    doc
+        Whose micro-batches and layers of each [pipeline rank][virtual stage] are added up.
+    """
     layer_counts = [count for rank in doc.stages for count in rank]
     if sum(layer_counts) != request.model.layers:
         yield f"the stages hold {sum(layer_counts)} of {request.model.layers} layers"
@@ -253,7 +279,17 @@ def _price_faults(setup: Setup, predicted: Predicted) -> Iterator[str]:
 
 
 def recounted(workload: Workload, layout: Layout, mapping: Mapping) -> Placement:
-    """Where the groups of a mapping lie, counted from its rank list alone; by stage, if it says so."""
+    """Where the groups of a mapping lie, counted from its rank list alone; by stage, if it says so.
+
+    Parameters
+    ----------
+    workload
+        On the GPUs that the layout uses.
+    layout
+        Plain integers.
+    mapping
+        With the GPU of every rank, or a matrix that means one.
+    """
     return recounted_placement(
         workload.cluster,
         layout,
@@ -287,7 +323,15 @@ def _recount_faults(setup: Setup, mapping: Mapping) -> Iterator[str]:
 
 
 def wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
-    """Pins that a layout does not keep, and what it has though the request forbids it, in words."""
+    """Pins that a layout does not keep, and what it has though the request forbids it, in words.
+
+    Parameters
+    ----------
+    request
+        With pins and forbidden choices.
+    doc
+        Of a plan, or of a further layout of it.
+    """
     for name, value in request.layout_pins.items():
         if getattr(doc, name) != value:
             yield f"{name} is {getattr(doc, name)}, pinned to {value}"

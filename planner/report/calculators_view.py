@@ -34,7 +34,13 @@ MOST_RANKS_SHOWN = 32
 
 
 def formulas_view(formulas: Sequence[Document]) -> View:
-    """What `--why` adds: formula and source of each number; nothing without any."""
+    """What `--why` adds: formula and source of each number; nothing without any.
+
+    Parameters
+    ----------
+    formulas
+        Of each number its name, formula and source.
+    """
     columns: Columns = {"what": "what", "formula": "formula", "source": "source"}
     return section("Formulas", formulas, columns)
 
@@ -49,7 +55,13 @@ _LEVELS: Columns = {
 
 
 def collective_view(document: Document) -> View:
-    """The time of a collective, the algorithms compared, the links that the group has."""
+    """The time of a collective, the algorithms compared, the links that the group has.
+
+    Parameters
+    ----------
+    document
+        What `collective --json` prints, on a cluster or over one link.
+    """
     where = f" of {document['cluster']}" if "cluster" in document else ""
     in_step_s, by_hierarchy_s = document.get("step_seconds"), document.get("hierarchical_s")
     facts = [
@@ -135,7 +147,13 @@ def _sweep(document: Document) -> View:
 
 
 def fitted_view(document: Document) -> View:
-    """Alpha and beta of a log, and the times that they give beside those measured."""
+    """Alpha and beta of a log, and the times that they give beside those measured.
+
+    Parameters
+    ----------
+    document
+        Alpha and beta that were fitted to a log of nccl-tests, with its rows.
+    """
     startups = f"{document['startups']:,} start-ups of a ring"
     facts = [
         ("operation", f"{document['operation']} of {document['ranks']} ranks, {startups}"),
@@ -164,7 +182,13 @@ _STAGES: Columns = {
 
 
 def pipeline_view(document: Document) -> View:
-    """The step of a schedule, what each rank holds, and what would shorten its bubble."""
+    """The step of a schedule, what each rank holds, and what would shorten its bubble.
+
+    Parameters
+    ----------
+    document
+        What `pipeline --json` prints.
+    """
     shape = f"{counted(document['pp'], 'rank')} of {counted(document['vpp'], 'virtual stage')}"
     of_step, of_ideal = percent(document["bubble_of_step"]), percent(document["bubble_of_ideal"])
     facts = [
@@ -213,7 +237,13 @@ _AXES: Columns = {
 
 
 def overlap_view(document: Document) -> View:
-    """What hides beside compute, the chunks, and the ring-attention buffer, as far as asked."""
+    """What hides beside compute, the chunks, and the ring-attention buffer, as far as asked.
+
+    Parameters
+    ----------
+    document
+        What `overlap --json` prints. What was not asked is not in it.
+    """
     view: View = []
     if "plan" in document:
         plan = document["plan"]
@@ -270,7 +300,13 @@ def _bars(what: str, time: str, rows: Sequence[tuple[str, float]]) -> Table:
 
 
 def volumes_view(document: Document) -> View:
-    """States and traffic by ZeRO stage, and what activations take and make each axis send."""
+    """States and traffic by ZeRO stage, and what activations take and make each axis send.
+
+    Parameters
+    ----------
+    document
+        What `volumes --json` prints. What was not asked is not in it.
+    """
     view: View = []
     if "states_bytes" in document:
         sent = document["data_parallel_bytes"]
@@ -312,7 +348,13 @@ def _sizes(what: str, sizes_bytes: Mapping[str, float]) -> Table:
 
 
 def compress_view(document: Document) -> View:
-    """Each way to compress gradients beside the plain exchange."""
+    """Each way to compress gradients beside the plain exchange.
+
+    Parameters
+    ----------
+    document
+        What `compress --json` prints.
+    """
     columns: Columns = {
         "method": "method",
         "bytes": "sent by a rank",
@@ -327,7 +369,13 @@ def compress_view(document: Document) -> View:
 
 
 def memory_view(document: Document) -> View:
-    """Components down, stages across: the first, the fullest and the last; of several runs one by one."""
+    """Components down, stages across: the first, the fullest and the last; of several runs one by one.
+
+    Parameters
+    ----------
+    document
+        Memory of one run by stage, or of several under `runs`.
+    """
     if "runs" in document:
         return [block for run in document["runs"] for block in memory_view(run)]
     peaks, parts = document["memory_gib"], document["memory_parts_gib"]
@@ -352,7 +400,13 @@ def memory_view(document: Document) -> View:
 
 
 def roofline_view(document: Document) -> View:
-    """A matrix product under the roof of its device, and data parallelism under those of the network."""
+    """A matrix product under the roof of its device, and data parallelism under those of the network.
+
+    Parameters
+    ----------
+    document
+        What `roofline --json` prints. What was not asked is not in it.
+    """
     product = [_product(document)] if "m" in document else []
     network = _network_view(document["network"]) if "network" in document else []
     planned = _roofs_of_plan(document["plan"]) if "plan" in document else []
@@ -442,7 +496,13 @@ _MICROSECONDS = 1e6
 
 
 def sweep_picture(document: Mapping[str, Any]) -> str:
-    """The sweep of a `collective` document as SVG text. Raises InputError for fewer than two sizes."""
+    """The sweep of a `collective` document as SVG text. Raises InputError for fewer than two sizes.
+
+    Parameters
+    ----------
+    document
+        With a time of every algorithm for each size.
+    """
     sweep = document["sweep"]
     if len(sweep) < 2:
         raise InputError("a picture needs two sizes; give --end", where="--picture")
@@ -455,7 +515,13 @@ def sweep_picture(document: Mapping[str, Any]) -> str:
 
 
 def fitted_picture(document: Mapping[str, Any]) -> str:
-    """Times of a log of nccl-tests and those of the fitted link, of a `fitted` document, as SVG text."""
+    """Times of a log of nccl-tests and those of the fitted link, of a `fitted` document, as SVG text.
+
+    Parameters
+    ----------
+    document
+        As `fitted_view` takes it.
+    """
     rows = document["rows"]
     lines = {name: [row[f"{name}_s"] for row in rows] for name in ("measured", "fitted")}
     return _lines_of_times(document, [row["bytes"] for row in rows], lines)

@@ -47,7 +47,13 @@ SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
 
 
 def json_schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a kind of file. Raises InputError for a kind that there is not."""
+    """The JSON Schema (draft 2020-12) of a kind of file. Raises InputError for a kind that there is not.
+
+    Parameters
+    ----------
+    kind
+        Any of `SCHEMA_KINDS`.
+    """
     check_choice(kind, SCHEMA_KINDS, "schema", "not a kind of file")
     documents: dict[str, type[BaseModel]] = {
         "model": ModelSpec,
@@ -278,7 +284,13 @@ def _attention(model: ModelSpec) -> str:
 
 
 def catalog_rows(kind: str) -> list[dict[str, Any]]:
-    """One mapping per entry of `models`, `clusters` or `devices`."""
+    """One mapping per entry of `models`, `clusters` or `devices`.
+
+    Parameters
+    ----------
+    kind
+        Any of `CATALOGS`.
+    """
     if kind == "models":
         return [_model_row(name) for name in catalog_names()]
     if kind == "clusters":
@@ -319,7 +331,13 @@ def _device_row(name: str) -> dict[str, Any]:
 
 
 def catalog_view(kind: str) -> View:
-    """A catalog as a table."""
+    """A catalog as a table.
+
+    Parameters
+    ----------
+    kind
+        Any of `CATALOGS`.
+    """
     rows = catalog_rows(kind)
     if kind == "models":
         return [table(rows, _MODEL_COLUMNS)]

@@ -161,7 +161,13 @@ def reasons_view(plan: Plan) -> View:
 
 
 def neighbours_view(changes: Sequence[Neighbour]) -> View:
-    """What each single change would cost; forbidden ones with the rule."""
+    """What each single change would cost; forbidden ones with the rule.
+
+    Parameters
+    ----------
+    changes
+        Single changes of a plan: priced, forbidden by a rule, or outside the space that was searched.
+    """
     allowed = [change for change in changes if change.broken is None]
     outside = [change for change in allowed if change.outside is not None]
     inside = [change for change in allowed if change.outside is None]
@@ -201,7 +207,13 @@ def bounds_in_words(plan: Plan) -> list[str]:
 
 
 def level_in_words(predicted: Predicted) -> list[str]:
-    """How busy the busiest fabric level is; nothing where nothing is sent."""
+    """How busy the busiest fabric level is; nothing where nothing is sent.
+
+    Parameters
+    ----------
+    predicted
+        With the traffic of each fabric level.
+    """
     if not predicted.level_traffic:
         return []
     busiest = max(predicted.level_traffic, key=lambda level: level.utilisation)
@@ -230,7 +242,13 @@ def memory_in_words(plan: Plan, predicted: Predicted) -> str:
 
 
 def time_in_words(predicted: Predicted) -> list[str]:
-    """The largest part of the step, then waits and traffic where they are no trifle."""
+    """The largest part of the step, then waits and traffic where they are no trifle.
+
+    Parameters
+    ----------
+    predicted
+        With the parts of the step, which add up to it.
+    """
     step_s, parts_s = predicted.step_time_s, predicted.breakdown_s
     name = max(parts_s, key=lambda part: parts_s[part])
     largest = f"{percent(parts_s[name] / step_s)} of the step ({seconds(parts_s[name])})"
@@ -275,12 +293,10 @@ def comparison(plans: tuple[AnyPlan, AnyPlan]) -> dict[str, Any]:
     for name in _FIGURES:
         first, second = (side[name] for side in sides)
         ratios[name] = second / first if first and second is not None else None
-    inputs, other_inputs = (_asked(plan) for plan in plans)
-    return {
-        "plans": sides,
-        "second_over_first": ratios,
-        "differing_inputs": sorted(name for name in inputs if inputs[name] != other_inputs[name]),
-    }
+    # Documents leave some fields out where they are plain.
+    inputs, others = (_asked(plan) for plan in plans)
+    names = [name for name in inputs | others if inputs.get(name) != others.get(name)]
+    return {"plans": sides, "second_over_first": ratios, "differing_inputs": sorted(names)}
 
 
 def _asked(plan: AnyPlan) -> dict[str, Any]:
@@ -394,7 +410,13 @@ def _choices(layout: LayoutDoc) -> dict[str, str]:
 
 
 def audit_view(document: Mapping[str, Any]) -> View:
-    """The view of what `verify --json` prints: a row for each check, then everything that is broken."""
+    """The view of what `verify --json` prints: a row for each check, then everything that is broken.
+
+    Parameters
+    ----------
+    document
+        Of one plan, as `audit_document` makes it.
+    """
     outcomes = {None: "nothing to check", True: "holds"}
     rows = [
         (
@@ -412,7 +434,13 @@ def _faults(audit: Mapping[str, Any]) -> list[str]:
 
 
 def audits_view(document: Mapping[str, Any]) -> View:
-    """The view of what `verify --all --json` prints: a row for each plan, then what is broken of each."""
+    """The view of what `verify --all --json` prints: a row for each plan, then what is broken of each.
+
+    Parameters
+    ----------
+    document
+        Of several plans, as `audits_document` makes it.
+    """
     rows: list[tuple[str, str]] = []
     faults: View = []
     for plan in document["plans"]:

@@ -77,23 +77,51 @@ def job_line(row: Row, cached: bool, took_s: float) -> str:
 
 
 def reason_text(row: Row) -> str:
-    """Why a job has no plan, without the choices that would be allowed."""
+    """Why a job has no plan, without the choices that would be allowed.
+
+    Parameters
+    ----------
+    row
+        Of the results, without a plan or with a message all the same.
+    """
     return str(row["message"]).split("; allowed:")[0]
 
 
-def degrees(row: Row) -> str:
-    """The degrees above 1 of a row: tp8 pp4 dp16."""
-    large = [f"{axis}{row[axis]}" for axis in DEGREES_OF_FRAMEWORKS if (row.get(axis) or 1) > 1]
+def degrees(row: Row, columns: Sequence[str] = DEGREES_OF_FRAMEWORKS, apart: str = "") -> str:
+    """The degrees above 1 of a row: tp8 pp4 dp16.
+
+    Parameters
+    ----------
+    row
+        Of the results.
+    columns
+        Degrees that are looked at, by name.
+    apart
+        What stands between a degree's name and its number.
+    """
+    large = [f"{axis}{apart}{row[axis]}" for axis in columns if (row.get(axis) or 1) > 1]
     return " ".join(large) or "one GPU"
 
 
 def row_layout_text(row: Row) -> str:
-    """The degrees of a row, and what lies on the hosts: tp8; 96 GiB of every host: 50 % of the optimizer."""
+    """The degrees of a row, and what lies on the hosts: tp8; 96 GiB of every host: 50 % of the optimizer.
+
+    Parameters
+    ----------
+    row
+        Of the results, with a plan.
+    """
     return "; ".join(filter(None, (degrees(row), row_host_words(row))))
 
 
 def batch_view(report: BatchReport) -> View:
-    """Table and sums; of very many jobs the table shows those without a plan first."""
+    """Table and sums; of very many jobs the table shows those without a plan first.
+
+    Parameters
+    ----------
+    report
+        Of a batch that has ended, jobs of earlier runs included.
+    """
     rows = report.rows
     if len(rows) > MOST_SHOWN:
         rows = sorted(rows, key=lambda row: row["status"] in ("optimal", "feasible"))[:MOST_SHOWN]
@@ -384,7 +412,13 @@ def sweep_files(report: SweepReport) -> dict[str, str]:
 
 
 def sweep_chart(report: SweepReport) -> str:
-    """Tokens per second against the first option that is a number, a line for each of the others' values."""
+    """Tokens per second against the first option that is a number, a line for each of the others' values.
+
+    Parameters
+    ----------
+    report
+        Of a sweep over one option or several, with or without plans.
+    """
     across = next((name for name, values in report.axes.items() if _is_numeric(values)), None)
     planned = [row for row in report.rows if row.get("tokens_per_s")]
     if across is None or not planned or min(row[across] for row in planned) <= 0:
@@ -414,6 +448,5 @@ def _is_numeric(values: tuple[object, ...]) -> bool:
 
 
 def _layout(row: Mapping[str, Any]) -> str:
-    """Degrees above 1, and the micro-batch."""
-    degrees = [f"{name} {row[name]}" for name in DEGREES if row.get(name) not in (None, 1)]
-    return " ".join(degrees) or ("one GPU" if row.get("tp") else "")
+    """Degrees above 1; nothing of a row without a plan."""
+    return degrees(row, DEGREES, " ") if row.get("tp") else ""

@@ -124,7 +124,13 @@ def breakdown_section(
 
 
 def waterfall_figures(baseline: BaselineDoc) -> Figures | None:
-    """The bars from today's step to the plan's, without those of no weight; None where nothing changes."""
+    """The bars from today's step to the plan's, without those of no weight; None where nothing changes.
+
+    Parameters
+    ----------
+    baseline
+        With the changes from today's layout to the plan's, in the order of the bars.
+    """
     changes = baseline.waterfall
     if not changes:
         return None
@@ -170,7 +176,13 @@ def _drawn_trace(plan: Plan) -> Trace | None:
 
 
 def pipeline_section(plan: Plan) -> Iterator[Section]:
-    """The phases of the pipeline; nothing without one, or where it cannot be drawn."""
+    """The phases of the pipeline; nothing without one, or where it cannot be drawn.
+
+    Parameters
+    ----------
+    plan
+        With a layout; long pipelines are played with fewer micro-batches.
+    """
     trace = _drawn_trace(plan)
     if trace is None or plan.layout is None:
         return

@@ -101,7 +101,13 @@ HARMLESS = 0.001
 
 
 def first_screen(plan: Plan) -> View:
-    """The answer in short, or why there is none; the sections that follow have the reasons."""
+    """The answer in short, or why there is none; the sections that follow have the reasons.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    """
     view: View = []
     if plan.baseline is not None and plan.predicted is not None:
         view.append(line(Words(headline(plan), "bold")))
@@ -173,7 +179,13 @@ def _whose_band(predicted: Predicted) -> str:
 
 
 def evidence_text(evidence: GainEvidence) -> str:
-    """How much of a plan's gain over the nearest measured run was measured, in a sentence."""
+    """How much of a plan's gain over the nearest measured run was measured, in a sentence.
+
+    Parameters
+    ----------
+    evidence
+        What measured runs say for a plan.
+    """
     run, gain = evidence.nearest_run, evidence.gain
     if run is None:
         return "no run of such a model was published"
@@ -406,7 +418,13 @@ def _images_line(inputs: PlanInputs) -> list[tuple[str, str]]:
 
 
 def lengths_text(lengths: LengthsDoc) -> str:
-    """How samples are packed, what that packs are unlike costs, and what another packing would bring."""
+    """How samples are packed, what that packs are unlike costs, and what another packing would bring.
+
+    Parameters
+    ----------
+    lengths
+        Of a plan, on one cluster or through parts.
+    """
     planned = lengths.planned
     parts = [
         f"{count(lengths.samples_per_step)} samples a step, {planned.packing}, {percent(planned.fill)} full"
@@ -422,7 +440,13 @@ def lengths_text(lengths: LengthsDoc) -> str:
 
 
 def lengths_view(lengths: LengthsDoc | None) -> View:
-    """A plan's layout with its samples packed in each way; nothing where sequences are of one length."""
+    """A plan's layout with its samples packed in each way; nothing where sequences are of one length.
+
+    Parameters
+    ----------
+    lengths
+        Of a plan, on one cluster or through parts.
+    """
     if lengths is None:
         return []
     facts = [
@@ -495,7 +519,13 @@ _BASES = {
 
 
 def rivals_view(shown: Sequence[Rival]) -> View:
-    """The fastest plans beside this one, with what they do otherwise and how they are known."""
+    """The fastest plans beside this one, with what they do otherwise and how they are known.
+
+    Parameters
+    ----------
+    shown
+        The plan itself is not among them.
+    """
     bases = [words for basis, words in _BASES.items() if any(basis == each.basis for each in shown)]
     columns: Columns = {
         "step_time_s": "step time",
@@ -555,7 +585,13 @@ def execution_view(plan: Plan) -> View:
 
 
 def what_choices_bring(choices: Sequence[ExecutionChoice]) -> View:
-    """The best plan without each choice of a plan; nothing where there is none."""
+    """The best plan without each choice of a plan; nothing where there is none.
+
+    Parameters
+    ----------
+    choices
+        Of a plan, the largest gain first.
+    """
     columns: Columns = {
         "choice": "choice",
         "value": Column("value", value=lambda choice: _setting(choice.value)),
@@ -568,7 +604,13 @@ def what_choices_bring(choices: Sequence[ExecutionChoice]) -> View:
 
 
 def choice_words(choice: ExecutionChoice) -> str:
-    """What is known of the best plan without a choice; earlier versions only said if it is proven."""
+    """What is known of the best plan without a choice; earlier versions only said if it is proven.
+
+    Parameters
+    ----------
+    choice
+        With its status where the plan's version wrote one.
+    """
     step_s, status = choice.step_time_s_without, choice.status
     if not status:
         unproven = "feasible" if step_s is not None else "not searched"
@@ -578,7 +620,13 @@ def choice_words(choice: ExecutionChoice) -> str:
 
 
 def measured_words(choice: ExecutionChoice) -> str:
-    """What a choice did to the step where somebody published runs with and without it; by how many pairs."""
+    """What a choice did to the step where somebody published runs with and without it; by how many pairs.
+
+    Parameters
+    ----------
+    choice
+        With `measured_gain` as a share of the step: 0.05 is shown as -5.0 %.
+    """
     if choice.measured_gain is None:
         return "never"
     return f"{-100 * choice.measured_gain:+.1f} % ({choice.pairs})"
@@ -616,7 +664,13 @@ def placed_experts_view(plan: Plan) -> View:
 
 
 def binding_view(binding: Sequence[Binding]) -> View:
-    """The rules that hold the plan back."""
+    """The rules that hold the plan back.
+
+    Parameters
+    ----------
+    binding
+        Limits that the plan reaches, or nearly so, each in its own unit.
+    """
     figure = Kind("{:,.4g}".format)
     columns: Columns = {
         "rule": "rule",
@@ -666,7 +720,13 @@ def expected_view(plan: Plan) -> View:
 
 
 def expected_by_pairs_text(expected: ExpectedByPairs) -> str:
-    """What the plan of the least expected step and the fastest one promise, in a sentence."""
+    """What the plan of the least expected step and the fastest one promise, in a sentence.
+
+    Parameters
+    ----------
+    expected
+        The plan of the least expected step and the fastest one, which may be the same.
+    """
     chosen, fastest = expected.chosen, expected.fastest
     figure = rounded_seconds(chosen.expected_step_time_s)
     proof = "the least, proven" if expected.proven else "not proven to be the least"

@@ -95,7 +95,13 @@ def status_meaning(status: str, gap: float | None, meanings: Mapping[str, str]) 
 
 
 def at_most(share: float) -> str:
-    """A share rounded up to a hundredth of a percent, so that it stays a bound: 0.00008 is 0.01 %."""
+    """A share rounded up to a hundredth of a percent, so that it stays a bound: 0.00008 is 0.01 %.
+
+    Parameters
+    ----------
+    share
+        At least 0.
+    """
     return percent(max(ceil(share * 1e4 - 1e-6), 1) / 1e4, 2)
 
 
@@ -131,7 +137,14 @@ def host_words(
 
 
 def row_host_words(row: Mapping[str, Any]) -> str:
-    """The same of a row of results."""
+    """The same of a row of results.
+
+    Parameters
+    ----------
+    row
+        With the fields `optimizer_offload` and `host_memory_gib` of a plan's figures, where it has a
+        plan.
+    """
     return host_words(row.get("optimizer_offload"), row.get("host_memory_gib"))
 
 
@@ -147,7 +160,13 @@ COST_COLUMNS = {
 
 
 def cost_rows(cost: CostDoc | None) -> list[tuple[str, str]]:
-    """Days, dollars and kWh of a training; nothing where it was not asked for."""
+    """Days, dollars and kWh of a training; nothing where it was not asked for.
+
+    Parameters
+    ----------
+    cost
+        Of a plan; None where neither tokens nor days were given.
+    """
     if cost is None:
         return []
     plan = cost.plan
@@ -184,7 +203,13 @@ MOST_LISTED_VALUES = 8
 
 
 def space_text(space: SpaceReport) -> str:
-    """The values of every choice, in one sentence."""
+    """The values of every choice, in one sentence.
+
+    Parameters
+    ----------
+    space
+        That a search could choose from.
+    """
     degrees = [
         f"{axis} in {_values_text(values)}"
         for axis in DEGREES
@@ -241,7 +266,13 @@ def _experts_text(gap: float) -> str:
 
 
 def pruning_text(solver: SolverReport) -> str:
-    """How many layouts were left out by what; empty where the plan does not say."""
+    """How many layouts were left out by what; empty where the plan does not say.
+
+    Parameters
+    ----------
+    solver
+        Of a plan.
+    """
     pruning = solver.pruning
     if pruning is None:
         return ""
@@ -315,6 +346,11 @@ def meaning_of(words: str) -> tuple[str, str] | None:
     Case, dashes and underscores do not matter, nor a plural's s, nor the unit at the end of a key. Of words
     joined by `+` each is explained.
 
+    Parameters
+    ----------
+    words
+        A term, a key of a document, or terms joined by `+`.
+
     >>> meaning_of("TP")[0]
     'tp'
     >>> meaning_of("step_time_s")[0]
@@ -363,6 +399,11 @@ def _terms() -> dict[str, str]:
 def rule_meaning(name: str) -> tuple[str, str] | None:
     """The rule of this name, and what it says; None where no rule is called so.
 
+    Parameters
+    ----------
+    name
+        As messages and documents call the rule.
+
     >>> rule_meaning("heads-by-tp")
     ('heads-by-tp', 'heads mod tp = 0')
     """
@@ -380,7 +421,13 @@ def _key(words: str) -> str:
 
 
 def training_text(inputs: PlanInputs | Workload) -> str:
-    """Precision, optimizer and framework, and the kind of step where it is not pretraining."""
+    """Precision, optimizer and framework, and the kind of step where it is not pretraining.
+
+    Parameters
+    ----------
+    inputs
+        Of a plan, or a workload of a run: both have these fields.
+    """
     words: list[str] = [inputs.precision, inputs.optimizer, inputs.framework]
     if inputs.kind != PRETRAINING:
         words.append(inputs.kind)
@@ -392,7 +439,13 @@ def training_text(inputs: PlanInputs | Workload) -> str:
 
 
 def trained_line(inputs: PlanInputs | Workload) -> list[tuple[str, str]]:
-    """What is trained beside frozen weights, and how much of the model that is."""
+    """What is trained beside frozen weights, and how much of the model that is.
+
+    Parameters
+    ----------
+    inputs
+        Of a plan, or a workload of a run: both have these fields.
+    """
     adapters = inputs.adapters
     if adapters is None:
         return []

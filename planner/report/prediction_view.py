@@ -128,6 +128,11 @@ def _choices(layout: LayoutDoc) -> list[tuple[str, str]]:
 def sharding_text(layout: LayoutDoc) -> str:
     """The ZeRO stage, the groups of replicas that shard by themselves and what is offloaded: `1 in 4 groups
     of 8, 50 % of the optimizer offloaded`.
+
+    Parameters
+    ----------
+    layout
+        Of a plan or a run.
     """
     words = str(layout.zero_stage)
     if layout.shard_groups > 1:
@@ -139,7 +144,13 @@ def sharding_text(layout: LayoutDoc) -> str:
 
 
 def recompute_text(layout: LayoutDoc) -> str:
-    """What is computed again in the backward pass."""
+    """What is computed again in the backward pass.
+
+    Parameters
+    ----------
+    layout
+        Of a plan or a run; one without its stages does not say if every layer is meant.
+    """
     if layout.recompute == "selective":
         return f"selective ({', '.join(layout.recompute_modules)})"
     if layout.recompute == "full":
@@ -154,7 +165,13 @@ def recompute_text(layout: LayoutDoc) -> str:
 
 
 def stages_text(stages: list[list[int]]) -> str:
-    """Layers of every pipeline rank; equal neighbours are counted: `rank 0: 7; ranks 1-15: 8`."""
+    """Layers of every pipeline rank; equal neighbours are counted: `rank 0: 7; ranks 1-15: 8`.
+
+    Parameters
+    ----------
+    stages
+        Layers of each [pipeline rank][virtual stage].
+    """
     if len(stages) == 1 and len(stages[0]) == 1:
         return f"{stages[0][0]}, all on one stage"
     if len({tuple(rank) for rank in stages}) == 1:
@@ -214,7 +231,13 @@ _TRAFFIC: Columns = {
 
 
 def breakdown_view(breakdown_s: dict[str, float]) -> View:
-    """Where the seconds of a step go, by parts that add up to it; the largest first."""
+    """Where the seconds of a step go, by parts that add up to it; the largest first.
+
+    Parameters
+    ----------
+    breakdown_s
+        Seconds by the name of the part; parts below 0.05 % of the step are put together.
+    """
     step_s = sum(breakdown_s.values())
     parts = [
         (name.replace("_", " "), part_s)
@@ -315,7 +338,13 @@ def memory_parts_view(predicted: Predicted, workload: Workload) -> View:
 
 
 def memory_groups(memory_gib: list[float]) -> list[tuple[str, float]]:
-    """(stages, GiB of the fullest): neighbours that print alike together, coarser until the rows are few."""
+    """(stages, GiB of the fullest): neighbours that print alike together, coarser until the rows are few.
+
+    Parameters
+    ----------
+    memory_gib
+        Of the fullest GPU of each pipeline rank.
+    """
     groups = _few_groups(memory_gib)
     return [(ranges(group), max(memory_gib[stage] for stage in group)) for group in groups]
 
@@ -356,7 +385,13 @@ _NOT_COMPARED = (
 
 
 def headline(plan: AnyPlan) -> str:
-    """`14.03 s against 18.71 s today: 1.33 x`, that today's is as good, or why they are not compared."""
+    """`14.03 s against 18.71 s today: 1.33 x`, that today's is as good, or why they are not compared.
+
+    Parameters
+    ----------
+    plan
+        With a baseline and a prediction.
+    """
     baseline, predicted = plan.baseline, plan.predicted
     assert baseline is not None
     assert predicted is not None

@@ -54,7 +54,13 @@ _ERRORS = {
 
 
 def run_view(priced: PricedRun) -> View:
-    """A run's layout and prices, measured beside predicted where both are known."""
+    """A run's layout and prices, measured beside predicted where both are known.
+
+    Parameters
+    ----------
+    priced
+        With the measurement, where the run has one.
+    """
     run, workload = priced.run, priced.run.workload
     cluster = workload.cluster
     predicted = priced.predicted
@@ -264,7 +270,13 @@ Dot = tuple[str, float, float]
 
 
 def check_picture(path: Path) -> None:
-    """Raises InputError where a picture could not be written to a path, before any work is done for it."""
+    """Raises InputError where a picture could not be written to a path, before any work is done for it.
+
+    Parameters
+    ----------
+    path
+        As the user gave it.
+    """
     if path.suffix.lower() != ".svg":
         raise InputError("a picture is written as .svg; name it so", where=str(path))
     if path.exists() and not path.is_file():
@@ -275,6 +287,11 @@ def check_picture(path: Path) -> None:
 
 def validation_svg(report: ValidationReport) -> str:
     """The rows of a report by device, as SVG text.
+
+    Parameters
+    ----------
+    report
+        Of measured runs; rows without either step are not drawn.
 
     Raises
     ------

@@ -86,6 +86,11 @@ _BETWEEN: Columns = {
 def traffic_view(document: Document) -> View:
     """The view of what `traffic --json` prints: levels, axes, groups, cuts, and the cut that is used most; of
     a pipeline through parts so for each part, and what parts hand to each other.
+
+    Parameters
+    ----------
+    document
+        What `traffic --json` prints.
     """
     if "parts" in document:
         views: list[View] = [
@@ -170,7 +175,13 @@ MOST_NODES_NAMED = 8
 
 
 def mapping_view(document: Document) -> View:
-    """The view of what `map --json` prints: size, figures beside hostname order, certificate, idle nodes."""
+    """The view of what `map --json` prints: size, figures beside hostname order, certificate, idle nodes.
+
+    Parameters
+    ----------
+    document
+        What `map --json` prints. Seconds and bytes are of a step.
+    """
     slots, idle = document["slots"], document["idle_nodes"]
     head = (
         f"{counted(len(document['ranks']), 'rank')} in the order {'-'.join(document['order'])}: "
@@ -191,7 +202,13 @@ def mapping_view(document: Document) -> View:
 
 
 def mapped_parts_view(document: Document) -> View:
-    """The same of a pipeline through parts, whose ranks run through the nodes of each part in turn."""
+    """The same of a pipeline through parts, whose ranks run through the nodes of each part in turn.
+
+    Parameters
+    ----------
+    document
+        What `map --json` prints. It is of a plan on a mixed cluster.
+    """
     order = ", then ".join(
         f"{counted(nodes, 'node')} of {part}" for part, nodes in document["nodes"]
     )
@@ -291,7 +308,13 @@ _MEANS = {
 
 
 def experts_view(document: Document) -> View:
-    """The view of what `experts --json` prints: balance and bound, traffic, moves, and the widest gaps."""
+    """The view of what `experts --json` prints: balance and bound, traffic, moves, and the widest gaps.
+
+    Parameters
+    ----------
+    document
+        What `experts --json` prints.
+    """
     rows = [*_balance(document), *_traffic(document)]
     if document["from"] is not None:
         rows += _moves(document["from"])
@@ -390,7 +413,13 @@ def _moves(change: Document) -> Pairs:
 
 
 def heat_map_svg(gpu_share: NDArray[np.float64]) -> str:
-    """The load of every GPU over the mean of its layer, [layers, gpus], as SVG text."""
+    """The load of every GPU over the mean of its layer, [layers, gpus], as SVG text.
+
+    Parameters
+    ----------
+    gpu_share
+        Load of each GPU over the mean of its layer, shape [layers, GPUs].
+    """
     return value_map(
         gpu_share,
         middle=1.0,

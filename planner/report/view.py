@@ -90,7 +90,13 @@ def decimals(digits: int, *, sign: bool = False) -> Kind:
 
 
 def percents(digits: int) -> Kind:
-    """Fractions as percentages with so many digits after the point."""
+    """Fractions as percentages with so many digits after the point.
+
+    Parameters
+    ----------
+    digits
+        After the point, from 0.
+    """
     return Kind(lambda value: drawing.percent(value, digits))
 
 
@@ -109,7 +115,13 @@ class Column:
     """Whether a table of records goes without it where no record has a value."""
 
     def cell(self, value: object) -> Cell:
-        """A value as it is shown; texts and cells stand as they are."""
+        """A value as it is shown; texts and cells stand as they are.
+
+        Parameters
+        ----------
+        value
+            A number or another value of the column's kind; None for an absent one.
+        """
         if value is None:
             return Words(self.absent)
         shown = value if isinstance(value, str | Words | Bar) else self.kind.write(value)
@@ -249,7 +261,13 @@ def line(*parts: str | Words) -> Line:
 
 
 def sections(view: Iterable[Block]) -> list[tuple[str, View]]:
-    """(title, blocks under it) of each section that has any; the blocks before a heading have no title."""
+    """(title, blocks under it) of each section that has any; the blocks before a heading have no title.
+
+    Parameters
+    ----------
+    view
+        Its headings begin sections.
+    """
     parts: list[tuple[str, View]] = [("", [])]
     for block in view:
         if isinstance(block, Heading):
@@ -339,7 +357,13 @@ def _text(cell: Cell) -> Text:
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which a file could use to steer the terminal."""
+    """The text without control characters, which a file could use to steer the terminal.
+
+    Parameters
+    ----------
+    text
+        From anywhere; line breaks stay.
+    """
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
@@ -347,7 +371,13 @@ def printable(text: str) -> str:
 
 
 def view_text(view: Iterable[Block]) -> str:
-    """The blocks of a view one below the other, tables with bars between cells."""
+    """The blocks of a view one below the other, tables with bars between cells.
+
+    Parameters
+    ----------
+    view
+        Blocks from top to bottom.
+    """
     return "\n".join(filter(None, map(_block_text, view)))
 
 

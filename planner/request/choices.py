@@ -99,7 +99,13 @@ class Choice:
         return self.of != "numerics"
 
     def word(self, value: object) -> str:
-        """A value as a pin writes it."""
+        """A value as a pin writes it.
+
+        Parameters
+        ----------
+        value
+            Of `Layout` or `Execution`; truth values become on and off.
+        """
         if value is None:
             return "none"
         if isinstance(value, float):
@@ -329,6 +335,11 @@ _DEGREE = re.compile(
 
 def degree_meant(word: str) -> str | None:
     """The degree that other programs call so, or None.
+
+    Parameters
+    ----------
+    word
+        As a user wrote it.
 
     >>> degree_meant("tensor_model_parallel_size"), degree_meant("pipeline-parallel"), degree_meant("vpp")
     ('tp', 'pp', None)

@@ -38,7 +38,13 @@ FP8_ATTENTION_ON = ("hopper", "blackwell")
 
 
 def choices_made(execution: Execution) -> dict[str, str | bool]:
-    """The choices of an execution that differ from plain; none where there was nothing to choose."""
+    """The choices of an execution that differ from plain; none where there was nothing to choose.
+
+    Parameters
+    ----------
+    execution
+        A choice of None was none: the framework or the model has no such thing.
+    """
     values = {choice.name: getattr(execution, choice.name) for choice in OF_EXECUTION}
     return {
         name: value
@@ -146,54 +152,6 @@ def with_shardings(
     return replace(options, sharded=sharded)
 
 
-def execution_options(
-    framework: Framework,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    *,
-    pins: Mapping[str, int | str],
-    without: tuple[str, ...] = (),
-    allow: tuple[str, ...] = (),
-    precision: str = "bf16",
-    optimizer: str = "adam",
-    trains_alone: bool = True,
-) -> ExecutionOptions:
-    """What the search may choose.
-
-    Overlaps of gradients and of pipelines are on wherever they are legal; those of experts and of tensor
-    parallelism are choices.
-    Parameters leave the GPUs only where one language model `trains_alone`: no frozen weights, no images and
-    no reference.
-
-    Raises
-    ------
-    InputError
-        If a pinned value does not exist in the framework, on the device, or beside `without`.
-    """
-    able = _Able(
-        framework=framework,
-        model=model,
-        cluster=cluster,
-        pins=pins,
-        allow=allow,
-        precision=precision,
-        optimizer=optimizer,
-        trains_alone=trains_alone,
-    )
-    experts, values = model.moe is not None, able.values()
-    binding = {name: pin for name, pin in pins.items() if experts or name != "moe_dispatch"}
-    chosen: dict[str, tuple[Any, ...]] = {
-        choice.name: _pinned(
-            choice, _there(choice, values[choice.name], without), binding.get(choice.name)
-        )
-        for choice in OF_EXECUTION
-    }
-    chosen["fp8_attention"] = (False, True) if able.attends_in_fp8() else (False,)
-    hidden = planned(framework.overlaps)
-    overlaps = {f"{axis}_overlap": axis in hidden for axis in ("dp", "pp")}
-    return ExecutionOptions(values=chosen, fixed={**overlaps, **able.numerics()})
-
-
 def _there(choice: Choice, values: tuple[Any, ...], without: tuple[str, ...]) -> tuple[Any, ...]:
     """The values that are not done without; all of them where none would be left."""
     for word, excluded in choice.without.items():
@@ -204,19 +162,49 @@ def _there(choice: Choice, values: tuple[Any, ...], without: tuple[str, ...]) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Able:
-    """What framework, model and cluster can do under a request's pins and permissions."""
+class RunQuestion:
+    """What decides which executions there are: framework, model and cluster under pins and permissions."""
 
     framework: Framework
     model: ModelSpec
     cluster: ClusterSpec
     pins: Mapping[str, int | str]
-    allow: tuple[str, ...]
-    precision: str
-    optimizer: str
-    trains_alone: bool
+    """Choices that are given, by name."""
+    without: tuple[str, ...] = ()
+    """Words of `choices.WITHOUT`."""
+    allow: tuple[str, ...] = ()
+    """Words of `choices.PERMISSIONS`."""
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    trains_alone: bool = True
+    """Whether one language model is trained: no frozen weights, no images and no reference. Only then may
+    parameters leave the GPUs."""
 
-    def values(self) -> dict[str, tuple[Any, ...]]:
+    def options(self) -> ExecutionOptions:
+        """What the search may choose.
+
+        Overlaps of gradients and of pipelines are on wherever they are legal; those of experts and of tensor
+        parallelism are choices.
+
+        Raises
+        ------
+        InputError
+            If a pinned value does not exist in the framework, on the device, or beside `without`.
+        """
+        experts, values = self.model.moe is not None, self._values()
+        chosen: dict[str, tuple[Any, ...]] = {}
+        for choice in OF_EXECUTION:
+            there = _there(choice, values[choice.name], self.without)
+            binds = experts or choice.name != "moe_dispatch"
+            chosen[choice.name] = _pinned(
+                choice, there, self.pins.get(choice.name) if binds else None
+            )
+        chosen["fp8_attention"] = (False, True) if self._attends_in_fp8() else (False,)
+        hidden = planned(self.framework.overlaps)
+        overlaps = {f"{axis}_overlap": axis in hidden for axis in ("dp", "pp")}
+        return ExecutionOptions(values=chosen, fixed={**overlaps, **self._numerics()})
+
+    def _values(self) -> dict[str, tuple[Any, ...]]:
         """That each choice of an execution may take, plain ones first."""
         framework, model = self.framework, self.model
         hidden = planned(framework.overlaps)
@@ -244,7 +232,7 @@ class _Able:
             "parameter_offload": self._parameter_offloads(),
         }
 
-    def numerics(self) -> dict[str, Any]:
+    def _numerics(self) -> dict[str, Any]:
         """Types of what is kept and reduced: the narrowest that the framework has and the request allows."""
         framework = self.framework
         names = [name for name in planned(framework.numerics) if name in self.allow]
@@ -266,7 +254,7 @@ class _Able:
             if choice.name != "fp8_attention"
         }
 
-    def attends_in_fp8(self) -> bool:
+    def _attends_in_fp8(self) -> bool:
         """Whether attention may run in FP8; not always faster, as casts take longer than it spares of short
         sequences.
         """
@@ -384,7 +372,13 @@ def _pinned(
 
 
 def parse_without(texts: Iterable[str] | str) -> tuple[str, ...]:
-    """Comma-separated names to do without, checked and without repeats."""
+    """Comma-separated names to do without, checked and without repeats.
+
+    Parameters
+    ----------
+    texts
+        A text such as `deepep,cuda-graph`, or several.
+    """
     names = separate_words(texts, "without")
     refuse_unknown(names, WITHOUT, where="without", what="is not known")
     return names
@@ -394,6 +388,11 @@ def parse_allow(texts: Iterable[str] | str) -> tuple[str, ...]:
     """Comma-separated names that are allowed, checked and without repeats.
 
     `all` stands for each that changes the numbers.
+
+    Parameters
+    ----------
+    texts
+        A text such as `bf16-grads,fp8-params`, or several.
     """
     names = separate_words(texts, "allow")
     refuse_unknown(names, (*PERMISSIONS, "all"), where="allow", what="is not known")

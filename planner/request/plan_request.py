@@ -65,11 +65,7 @@ from meshwright.planner.request.choices import (
     WITHOUT,
     degree_meant,
 )
-from meshwright.planner.request.executions import (
-    ExecutionOptions,
-    execution_options,
-    with_shardings,
-)
+from meshwright.planner.request.executions import ExecutionOptions, RunQuestion, with_shardings
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
@@ -303,10 +299,10 @@ class PlanRequest:
     """What the plan may choose beside its layout."""
 
     def _execution_options(self) -> ExecutionOptions:
-        options = execution_options(
-            framework_named(self.framework),
-            self.model,
-            self.cluster,
+        question = RunQuestion(
+            framework=framework_named(self.framework),
+            model=self.model,
+            cluster=self.cluster,
             pins=self.pins,
             without=(*self.without, *_NOT_DEALT) if self.deals_samples else self.without,
             allow=self.allow,
@@ -314,7 +310,7 @@ class PlanRequest:
             optimizer=self.optimizer,
             trains_alone=self.adapters is None and self.images is None and self.reference is None,
         )
-        return with_shardings(options, self.shardings, self.workload)
+        return with_shardings(question.options(), self.shardings, self.workload)
 
     @property
     def zero_stages(self) -> tuple[int, ...]:
@@ -413,7 +409,13 @@ class PlanRequest:
         return self.execution_options.executions()[0]
 
     def workload(self, execution: Execution | None = None) -> Workload:
-        """What the cost model prices, on all GPUs, run as `execution` says or as plainly as can be."""
+        """What the cost model prices, on all GPUs, run as `execution` says or as plainly as can be.
+
+        Parameters
+        ----------
+        execution
+            How it is run; the plainest that the request allows when None.
+        """
         settings = {name: getattr(self, name) for name in _OF_WORKLOAD}
         workload = Workload(**settings | {"loss": in_chunks(self.loss)})
         margin = memory_margin(self.memory_risk, peak_memory_band(workload))
@@ -425,6 +427,13 @@ class PlanRequest:
         """The request that a plan's inputs were written from, with other fields where `changes` says so.
 
         Raises InputError where they contradict.
+
+        Parameters
+        ----------
+        inputs
+            Of a plan's document.
+        **changes
+            Fields of the request by name, those that documents say nothing of included.
         """
         fields = {name: getattr(inputs, name) for name in PlanInputs.model_fields}
         return PlanRequest(**{**fields, **changes})
@@ -557,7 +566,13 @@ def with_images(
 
 
 def without_encoder(model: ModelSpec) -> ModelSpec:
-    """The language model alone, of a model with an image encoder."""
+    """The language model alone, of a model with an image encoder.
+
+    Parameters
+    ----------
+    model
+        With an image encoder or without.
+    """
     source = model.source
     if source is not None and source.endswith(AND_ENCODER):
         source = f"{source.removesuffix(AND_ENCODER)} alone"
@@ -656,7 +671,13 @@ def check_loss(framework: str, kind: str, loss: str | None, reference: str | Non
 
 
 def parse_pins(text: str) -> dict[str, int | str]:
-    """`tp=8,pp=4,recompute=full` as a mapping. Raises InputError naming the part that cannot be read."""
+    """`tp=8,pp=4,recompute=full` as a mapping. Raises InputError naming the part that cannot be read.
+
+    Parameters
+    ----------
+    text
+        May be empty.
+    """
     pins: dict[str, int | str] = {}
     for part in (piece.strip() for piece in text.split(",")):
         if not part:
@@ -673,12 +694,24 @@ def parse_pins(text: str) -> dict[str, int | str]:
 
 
 def parse_forbids(texts: Iterable[str] | str) -> tuple[str, ...]:
-    """Comma-separated names to forbid, checked and without repeats."""
+    """Comma-separated names to forbid, checked and without repeats.
+
+    Parameters
+    ----------
+    texts
+        A text such as `cp,full-recompute`, or several.
+    """
     return _parsed("forbid", texts, FORBIDS)
 
 
 def parse_inside_domain(texts: Iterable[str] | str) -> tuple[str, ...]:
-    """Comma-separated axes that stay inside a domain, checked and without repeats."""
+    """Comma-separated axes that stay inside a domain, checked and without repeats.
+
+    Parameters
+    ----------
+    texts
+        A text such as `tp,cp`, or several.
+    """
     return _parsed("inside_domain", texts, INSIDE_DOMAIN)
 
 

@@ -299,6 +299,20 @@ def test_a_plan_is_placed_on_other_nodes_and_priced_there(
     assert code == 0, text
 
 
+def test_a_plan_with_limited_cuts_is_placed(tmp_path: Path) -> None:
+    """Cuts are counted from the ranks, where a placed plan has no matrix."""
+    pins = "tp=8,pp=2,dp=2,cp=1,vpp=1,micro_batch=1,recompute=none,zero_stage=1"
+    code, text = run(
+        "plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", 32, "--global-batch", 64, "--seq-len", 4096,
+        "--pin", pins, *PLAIN, "--max-cut-use", 0.5, "-o", tmp_path / "plan",
+    )  # fmt: skip
+    assert code == 0, text
+    code, text = run("map", tmp_path / "plan", "-o", tmp_path / "out")
+    assert code == 0, text
+    code, text = run("verify", tmp_path / "out")
+    assert code == 0, text
+
+
 def test_what_a_plan_says_of_packs_and_of_its_training_goes_along(
     part_filled: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from meshwright.documents import write_files
 from meshwright.errors import InputError
-from meshwright.planner.launch.plan_files import next_step
+from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.launch.plan_files import next_step, plan_files
 from meshwright.planner.plan.document import Mapping
 from tests.plans import make_plan
 
@@ -26,6 +27,20 @@ def test_files_are_written_and_scripts_are_executable(tmp_path: Path) -> None:
     assert (folder / "plans" / "x.txt").read_text(encoding="utf-8") == "é\n"
     assert (folder / "launch.sh").stat().st_mode & 0o111
     assert not (folder / "hostfile").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize(
+    ("target", "stage"), [("megatron", 1), ("torchtitan", 3), ("deepspeed", 1), ("fsdp2", 3)]
+)
+def test_a_name_in_a_model_file_ends_no_comment(target: str, stage: int) -> None:
+    """Fields that no reader asked for are named in launch.sh, which ran what stood behind a line break."""
+    hostile = ("num_things\ntouch pwned\n# 7", "more\r\u2028touch pwned 1")
+    model = load_catalog_model("llama-3-8b").model_copy(update={"left_out": hostile})
+    script = plan_files(make_plan(model, dp=8, zero_stage=stage), target)["launch.sh"]
+    assert "num_things touch pwned # 7" in script
+    starts = [line.lstrip("# ").split()[:1] for line in script.splitlines() if "touch" in line]
+    assert starts
+    assert ["touch"] not in starts
 
 
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.analysis.waterfall import read_baseline, with_baseline
 from meshwright.planner.launch.compare import script_diff, with_script_diff
 from meshwright.planner.launch.megatron import model_flags
+from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.writer import flag_words
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
@@ -203,6 +204,24 @@ def test_a_deepspeed_configuration(tmp_path: Path) -> None:
         "activation_checkpointing.number_checkpoints",
         "tensor_parallel.autotp_size",
     }
+
+
+@pytest.mark.parametrize("indent", [1, 4, "\t"])
+def test_a_configuration_keeps_its_indentation(indent: int | str, tmp_path: Path) -> None:
+    """Of the plan's own file nothing changes; of another one the lines that are edited do, and no others."""
+    plan = planned("deepspeed", pin="pp=1,tp=1,cp=1,micro_batch=1")
+    own = json.loads(plan_files(plan)["ds_config.json"])
+    path = written(tmp_path, json.dumps(own, indent=indent) + "\n", "ds.json")
+    assert (script_diff(path, plan).edits, script_diff(path, plan).patch) == ([], "")
+    own["train_micro_batch_size_per_gpu"] = 2
+    written(tmp_path, json.dumps(own, indent=indent) + "\n", "ds.json")
+    diff = script_diff(path, plan)
+    changed = [
+        line
+        for line in diff.patch.splitlines()
+        if line[0] in "+-" and line[:3] not in ("+++", "---")
+    ]
+    assert len(changed) == 2 * len(diff.edits) > 0
 
 
 def test_a_file_of_another_framework(plan: Plan, tmp_path: Path) -> None:

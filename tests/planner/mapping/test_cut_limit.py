@@ -13,10 +13,11 @@ import pytest
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.volumes import CutUse
+from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
-from meshwright.planner.bounds.exact_cost import MappingBounds
+from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.mapping.pricing import CutLimitedPricing, largest_cut_use, pricing_of
+from meshwright.planner.mapping.pricing import CutLimitedPricing, cut_uses, pricing_of
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
@@ -24,6 +25,10 @@ from tests.planner.mapping.irregular import random_request
 
 PINS = "tp=2,pp=2,cp=2,dp=4,micro_batch=1,zero_stage=1,vpp=1,recompute=none"
 LAYOUT = Layout(tp=2, cp=2, pp=2, dp=4, num_micro_batches=32, zero_stage=1, sequence_parallel=True)
+
+
+def _largest_use(work: Workload, priced: Priced) -> float:
+    return max(cut_uses(work, priced).values(), default=0.0)
 
 
 def asked(**options: Any) -> PlanRequest:
@@ -54,7 +59,7 @@ def test_the_best_mapping_is_that_of_enumeration(limit: float) -> None:
         alone = np.where(np.arange(len(bounds.bound_s)) == row, -inf, inf)
         priced = free.exact(LAYOUT, replace(bounds, bound_s=alone), inf)
         assert priced is not None
-        if largest_cut_use(work, priced) <= limit:
+        if _largest_use(work, priced) <= limit:
             prices.append(priced.step_time_s)
     chosen = limited.exact(LAYOUT, bounds, inf)
     assert (len(prices) == len(bounds.bound_s)) == (limit == 0.9)
@@ -65,7 +70,7 @@ def test_the_best_mapping_is_that_of_enumeration(limit: float) -> None:
     assert chosen.step_time_s == min(prices)
     fastest = free.exact(LAYOUT, bounds, inf)
     assert fastest is not None
-    assert (chosen.matrix != fastest.matrix) == (largest_cut_use(work, fastest) > limit)
+    assert (chosen.matrix != fastest.matrix) == (_largest_use(work, fastest) > limit)
 
 
 @pytest.mark.slow
@@ -125,7 +130,7 @@ def test_what_levels_state_of_other_jobs_counts() -> None:
     pricing = CostModelPricing(work)
     priced = pricing.exact(LAYOUT, every_mapping(pricing), inf)
     assert priced is not None
-    assert largest_cut_use(work, priced) >= 0.4
+    assert _largest_use(work, priced) >= 0.4
 
 
 def test_at_one_nothing_is_limited() -> None:

@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 from rich.console import Console
 
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.drawing import (
     LogScale,
     amount,
@@ -18,6 +19,7 @@ from meshwright.planner.drawing import (
     ranges,
     seconds,
 )
+from meshwright.planner.report.explain_view import compare_view, comparison
 from meshwright.planner.report.view import (
     BAR,
     COUNT,
@@ -34,7 +36,9 @@ from meshwright.planner.report.view import (
     decimals,
     line,
     printed,
+    view_text,
 )
+from tests.plans import make_plan
 
 
 @pytest.mark.parametrize("module", ["planner.report.view", "planner.drawing"])
@@ -136,3 +140,15 @@ def test_logarithmic_scales() -> None:
     tens = LogScale.of_tens([0.5, 30], 2.0)
     assert (tens.low, tens.high) == (0.25, 60)
     assert tens.ticks == (0.5, 1, 2, 5, 10, 20, 50)
+
+
+def test_plans_of_unlike_trainings_are_told_apart_either_way() -> None:
+    """Documents leave out what is plain: a plan of adapters beside one without them ended in a KeyError."""
+    plain = make_plan(dp=8)
+    lora = plain.model_copy(
+        update={"inputs": plain.inputs.model_copy(update={"adapters": AdapterSpec(method="lora")})}
+    )
+    for plans in ((plain, lora), (lora, plain)):
+        assert comparison(plans)["differing_inputs"] == ["adapters"]
+        words = view_text(compare_view(("a", "b"), plans))
+        assert "the plans answer different questions: adapters differs" in words
