@@ -85,7 +85,6 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         *frameworks.FSDP2_RULES,
         *fabric.FSDP2_GROUP_RULES,
         *memory.FSDP_OFFLOAD_RULES,
-        *memory.INPUT_OFFLOAD_RULES,
     )
 }
 """Rules by name that bind a framework only where its record names them, in the order of questions."""

@@ -862,6 +862,35 @@ def parts_of(costs: SplitCosts, rank: int) -> Parts:
     return Parts(seconds, load, np.asarray(experts, dtype=np.float64), may_be)
 
 
+def partitions_of(within: Sequence[NDArray[np.bool_]], most: int) -> tuple[NDArray[np.int64], bool]:
+    """Every way to give each rank one part, from the first place to one where the last rank's may end.
+
+    Parameters
+    ----------
+    within
+        For each rank: whether it may hold the layers from one place to another, [begin, end]. The ends of a
+        rank are the begins of the next one; the first rank begins at position 0.
+    most
+        Of more partitions so many are listed, spread over them all.
+
+    Returns
+    -------
+    tuple of array of int, shape [k, ranks + 1], and bool
+        Positions of the places in `within`, and whether these are all partitions.
+    """
+    counts = [np.ones(within[-1].shape[1])]
+    for may_be in reversed(within):
+        counts.append(may_be @ counts[-1])
+    cuts = np.zeros((1, 1), dtype=np.int64)
+    for may_be, behind in zip(within, counts[-2::-1], strict=True):
+        row, end = np.nonzero(may_be[cuts[:, -1]] & (behind > 0))
+        if len(row) > most:
+            some = np.linspace(0, len(row) - 1, most).astype(np.int64)
+            row, end = row[some], end[some]
+        cuts = np.concatenate([cuts[row], end[:, None]], axis=1)
+    return cuts, bool(counts[-1][0] <= most)
+
+
 class _Summed(NamedTuple):
     """A split, and what decides whether another one may be better."""
 
@@ -1064,17 +1093,8 @@ class _OrderedRanks(_Ranks):
         """Every partition of parts that take no longer each, [n, pp + 1]; None where these are many."""
         caps = self._only_seconds(limit_s * (1 + ROUNDING))
         within = [self._parts(rank).within(caps) for rank in range(self.costs.pp)]
-        counts = [np.zeros(self.costs.layers + 1)]
-        counts[0][-1] = 1.0
-        for may_be in reversed(within):
-            counts.append(may_be @ counts[-1])
-        if counts[-1][0] > MOST_LISTED:
-            return None
-        cuts = np.zeros((1, 1), dtype=np.int64)
-        for may_be, behind in zip(within, counts[-2::-1], strict=True):
-            row, end = np.nonzero(may_be[cuts[:, -1]] & (behind > 0))
-            cuts = np.concatenate([cuts[row], end[:, None]], axis=1)
-        return cuts
+        cuts, is_every = partitions_of(within, MOST_LISTED)
+        return cuts if is_every else None
 
     def _by_rank(self, cuts: NDArray[np.int64]) -> Iterator[tuple[Parts, Places]]:
         """The parts of each rank, and where partitions [n, pp + 1] have theirs."""
