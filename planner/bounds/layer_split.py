@@ -336,7 +336,7 @@ def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
 def balanced_stages(
     layers: int, pp: int, vpp: int, begins: tuple[int, ...] = ()
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The split that is even in layers, or in runs of them from one place where a stage may begin to the next.
+    """The split that is even in layers, or in runs of them from one begin of a stage to the next.
 
     Parameters
     ----------
