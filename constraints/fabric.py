@@ -177,17 +177,49 @@ def _joins_by_memory(workload: Workload) -> bool:
 
 
 def members_in_domain(placement: Placement, axis: str) -> NDArray[np.int64]:
-    """How many members of a group of one axis share a domain under some placements, shape [...]."""
+    """How many members of a group of one axis share a domain.
+
+    Parameters
+    ----------
+    placement : Placement
+        Arrays [..., levels]; level 0 is the scale-up domain.
+    axis : str
+        Of `GROUPS`.
+
+    Returns
+    -------
+    array of int, shape [...]
+        1 to the axis' degree.
+    """
     return np.asarray(getattr(placement, axis), dtype=np.int64)[..., 0]
 
 
 def inside_domains(workload: Workload, placement: Placement) -> Mapping[str, NDArray[np.int64]]:
-    """The same by axis whose groups the workload wants inside a domain."""
+    """How many members share a domain of each kind of groups that the workload wants inside one.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `inside_domain`.
+    placement : Placement
+        Arrays [..., levels]; level 0 is the scale-up domain.
+
+    Returns
+    -------
+    mapping
+        By axis, arrays of shape [...].
+    """
     return {axis: members_in_domain(placement, axis) for axis in workload.inside_domain}
 
 
 def domain_gpus(workload: Workload) -> int:
-    """GPUs of a scale-up domain of a workload's cluster, or of a node where there is none; at least 1."""
+    """GPUs of a scale-up domain of a workload's cluster, or of a node where there is none; at least 1.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its cluster.
+    """
     domain, node = workload.cluster.nvlink_domain, workload.cluster.gpus_per_node
     return domain if domain > 1 else node
 

@@ -424,13 +424,35 @@ _OWN_REGISTRY = ("deepseek_v3", "gpt_oss")
 
 
 def registry_flavor(model: ModelSpec) -> Flavor | None:
-    """What torchtitan's own registry builds of a model's sizes, where nothing else there can build it."""
+    """What torchtitan's own registry builds of a model's sizes, where nothing else there can build it.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Any.
+
+    Returns
+    -------
+    Flavor or None
+        None where the registry has no model of these sizes.
+    """
     alike = (built_alike(model, family) for family in _OWN_REGISTRY)
     return next((flavor for flavor in alike if flavor is not None), None)
 
 
 def foreign_parts(model: ModelSpec) -> list[str]:
-    """What of an architecture torchtitan has no layer for; empty where it can be built."""
+    """What of an architecture torchtitan has no layer for.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Any.
+
+    Returns
+    -------
+    list of str
+        In words; empty where it can be built.
+    """
     moe = model.moe
     if registry_flavor(model) is not None:
         return []
@@ -658,7 +680,18 @@ class AllowedDegrees(Rule):
 
 
 def allowed_precisions(framework: Framework) -> Rule | None:
-    """The rule that a framework trains in the number format; None for one that trains in all."""
+    """The rule that a framework trains in the number format.
+
+    Parameters
+    ----------
+    framework : Framework
+        Its `precisions`.
+
+    Returns
+    -------
+    Rule or None
+        None for a framework that trains in all of `ARCHITECTURES`.
+    """
     precisions = planned(framework.precisions)
     if not set(precisions) < set(ARCHITECTURES):
         return None

@@ -85,7 +85,6 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         *frameworks.FSDP2_RULES,
         *fabric.FSDP2_GROUP_RULES,
         *memory.FSDP_OFFLOAD_RULES,
-        *memory.INPUT_OFFLOAD_RULES,
     )
 }
 """Rules by name that bind a framework only where its record names them, in the order of questions."""
@@ -93,7 +92,18 @@ FRAMEWORK_RULES: dict[str, Rule] = {
 
 @cache
 def rules_of(framework: Framework) -> tuple[Rule, ...]:
-    """The rules that follow from the fields of a framework's record, and those that the record names."""
+    """The rules that follow from the fields of a framework's record, and those that the record names.
+
+    Parameters
+    ----------
+    framework : Framework
+        Its record.
+
+    Returns
+    -------
+    tuple of Rule
+        In the order of questions, without the general ones.
+    """
     rules: list[Rule] = [pipeline.AllowedSchedules(framework)]
     bound = framework.rules
     rules += [rule for name, rule in FRAMEWORK_RULES.items() if name in bound]
@@ -127,7 +137,18 @@ def sentence_of(rule: Rule) -> str:
 
 
 def rule_named(name: str) -> Rule | None:
-    """The rule that refusals and plans call so, of any framework; None for a name that none has."""
+    """The rule that refusals and plans call so, of any framework.
+
+    Parameters
+    ----------
+    name : str
+        Such as heads-by-tp.
+
+    Returns
+    -------
+    Rule or None
+        None for a name that none has.
+    """
     of_frameworks = (rule for record in RECORDS for rule in rules_of(record))
     return next((rule for rule in (*GENERAL, *of_frameworks) if rule.name == name), None)
 
@@ -135,7 +156,17 @@ def rule_named(name: str) -> Rule | None:
 def findings(plan: FinishedPlan, *, without: Collection[str] = ()) -> Iterator[Finding]:
     """What the rules for a plan's workload find wrong with it, by their plain arithmetic.
 
-    `without` names rules that are not asked: those whose figures the caller has not.
+    Parameters
+    ----------
+    plan : FinishedPlan
+        With plain numbers.
+    without : collection of str
+        Names of rules that are not asked: those whose figures the caller has not.
+
+    Returns
+    -------
+    iterator of Finding
+        Empty where the plan keeps all of them.
     """
     rules = (rule for rule in rules_for(plan.workload) if rule.name not in without)
     checked = (rule.check(plan) for rule in rules)
@@ -143,7 +174,13 @@ def findings(plan: FinishedPlan, *, without: Collection[str] = ()) -> Iterator[F
 
 
 def rules_for(workload: Workload) -> tuple[Rule, ...]:
-    """The rules that have something to say about a workload."""
+    """The rules that have something to say about a workload.
+
+    Parameters
+    ----------
+    workload : Workload
+        Where no record's rules bind its software stack, only the general ones may.
+    """
     framework = binding_framework(workload.framework)
     of_framework = rules_of(framework) if framework is not None else ()
     return tuple(rule for rule in GENERAL + of_framework if rule.applies(workload))

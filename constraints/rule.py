@@ -79,7 +79,18 @@ class FinishedPlan:
 
 
 def spans_of(placement: Placement) -> dict[str, tuple[int, ...]]:
-    """`FinishedPlan.spans` of groups that lie so."""
+    """How far the groups of every axis spread, as `FinishedPlan.spans` has it.
+
+    Parameters
+    ----------
+    placement : Placement
+        Of one layout, arrays of shape [levels].
+
+    Returns
+    -------
+    dict
+        By axis the members of a group inside one block of every fabric level, inside out.
+    """
     return {
         axis: tuple(int(count) for count in np.asarray(getattr(placement, axis))) for axis in GROUPS
     }
@@ -111,7 +122,13 @@ class Rule(ABC):
     """Whether it asks for no choice of a layout: where one breaks it, all do, and no search is needed."""
 
     def applies(self, workload: Workload) -> bool:
-        """Whether this rule has anything to say about this workload."""
+        """Whether this rule has anything to say about this workload.
+
+        Parameters
+        ----------
+        workload : Workload
+            What is planned, whatever its layout.
+        """
         del workload
         return True
 
@@ -121,20 +138,61 @@ class Rule(ABC):
 
     @abstractmethod
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        """How far each layout is over the limit, in `unit`; legal where it is 0 or less. Shape [n]."""
+        """How far each layout is over the limit, in `unit`; legal where it is 0 or less. Shape [n].
+
+        Parameters
+        ----------
+        table : LayoutTable
+            Of n layouts, for a workload that the rule applies to.
+        """
 
     @abstractmethod
     def check(self, plan: FinishedPlan) -> Finding | None:
-        """The second opinion: plain arithmetic on one finished plan, sharing no code with `excess`."""
+        """The second opinion: plain arithmetic on one finished plan, sharing no code with `excess`.
+
+        Parameters
+        ----------
+        plan : FinishedPlan
+            With plain numbers.
+
+        Returns
+        -------
+        Finding or None
+            None where the plan keeps the rule.
+        """
 
     def finding(self, *, value: float, words: str, remedy: str, limit: float = 0) -> Finding:
-        """This rule broken: `value` against `limit`, both in the rule's unit."""
+        """This rule broken: `value` against `limit`, both in the rule's unit.
+
+        Parameters
+        ----------
+        value : float
+            What the plan has, in the rule's unit.
+        words : str
+            What is wrong, with the numbers in it, without a stop.
+        remedy : str
+            What to change, a sentence.
+        limit : float
+            What it may have, in the rule's unit.
+        """
         return Finding(
             rule=self.name, value=value, limit=limit, unit=self.unit, words=words, remedy=remedy
         )
 
     def over(self, *, value: float, words: str, remedy: str, limit: float = 0) -> Finding | None:
-        """`finding` where `value` is above `limit`; None where it is not."""
+        """`finding` where `value` is above `limit`; None where it is not.
+
+        Parameters
+        ----------
+        value : float
+            What the plan has, in the rule's unit.
+        words : str
+            What is wrong where that is too much, without a stop.
+        remedy : str
+            What to change then, a sentence.
+        limit : float
+            The most that it may have, in the rule's unit.
+        """
         if value <= limit:
             return None
         return self.finding(value=value, words=words, remedy=remedy, limit=limit)
@@ -149,6 +207,20 @@ class Rule(ABC):
 
         Exactly one literal is true, so this is the limit itself, and its linear relaxation is tight. The
         caller may make the returned constraint conditional (`only_enforce_if`) to explain a conflict.
+
+        Parameters
+        ----------
+        model : CpModel
+            The constraint is added to it.
+        literals : sequence of IntVar
+            One for each of n layouts: true of the one that is chosen.
+        excess : array of float, shape [n]
+            As `excess` has it.
+
+        Raises
+        ------
+        ValueError
+            Where there are not as many excesses as literals.
         """
         # Capped, so that an infinite or undefined excess stays a positive coefficient and no sum overflows.
         finite = np.nan_to_num(
@@ -167,7 +239,15 @@ IntArray = NDArray[np.int64]
 
 
 def column(table: LayoutTable, name: str) -> IntArray:
-    """One field of every layout, shape [n]; booleans become 0 and 1."""
+    """One field of every layout, shape [n]; booleans become 0 and 1.
+
+    Parameters
+    ----------
+    table : LayoutTable
+        Of n layouts.
+    name : str
+        A field of `Layout`.
+    """
     values = np.asarray(getattr(table.layouts, name), dtype=np.int64)
     shape = np.shape(table.memory_gib)
     if values.shape == shape and len(shape) == 1 and shape != (1,):
@@ -181,12 +261,34 @@ def column(table: LayoutTable, name: str) -> IntArray:
 def as_excess(
     values: NDArray[np.int64] | NDArray[np.bool_] | NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """A count or a truth value as an excess."""
+    """A count or a truth value as an excess.
+
+    Parameters
+    ----------
+    values : array
+        Counts, or truth values of which True is 1 too many.
+
+    Returns
+    -------
+    array of float
+        Shaped likewise.
+    """
     return np.asarray(values, dtype=np.float64)
 
 
 def set_bits(masks: IntArray) -> IntArray:
-    """How many bits of each mask are set; masks are 0 or above."""
+    """How many bits of each mask are set.
+
+    Parameters
+    ----------
+    masks : array of int
+        Each 0 or above.
+
+    Returns
+    -------
+    array of int
+        Shaped likewise.
+    """
     count = np.zeros_like(masks)
     union = int(np.bitwise_or.reduce(masks, axis=None, initial=0))
     for bit in range(union.bit_length()):
@@ -203,7 +305,15 @@ class Product:
 
 
 def of(*factors: str, number: int | Callable[[Workload], int] = 1) -> Product:
-    """The product of some fields of the layout and a number, which may depend on the workload."""
+    """The product of some fields of the layout and a number.
+
+    Parameters
+    ----------
+    *factors : str
+        Fields of `Layout`.
+    number : int or callable
+        One for all, or what a workload has.
+    """
     return Product(factors, number if callable(number) else lambda workload: number)
 
 

@@ -302,11 +302,13 @@ class KindTime:
         KindTime
             With the same parts.
         """
-        parts, full = (
-            {name: change(np.asarray(part)) for name, part in parts.items()}
-            for parts in (self.parts, self.full_recompute)
+
+        def each(parts: Parts) -> Parts:
+            return {name: change(np.asarray(part)) for name, part in parts.items()}
+
+        return KindTime(
+            each(self.parts), change(np.asarray(self.backward_s)), each(self.full_recompute)
         )
-        return KindTime(parts, change(np.asarray(self.backward_s)), full)
 
     def beside(self, other: KindTime) -> KindTime:
         """The times of these layouts, and after them those of further layouts.
@@ -521,7 +523,8 @@ def _stage_by_stage(c: Context, placement: StagedPlacement) -> Context:
 
 def _in_all(samples: Sequence[tuple[KindTimes, Floats]]) -> KindTimes:
     """Seconds of so many of several samples, kind by kind."""
-    (first, *others), numbers = zip(*samples, strict=True)
+    first, *others = (times for times, _ in samples)
+    numbers = [number for _, number in samples]
     return first._each(lambda *kinds: _mean_of(list(zip(kinds, numbers, strict=True))), *others)
 
 

@@ -105,7 +105,7 @@ def chunk_counts(
     LayerCounts
         Read-only arrays of shape [virtual stages, pp].
     """
-    sizes, first = _chunks(stages, v_shaped=v_shaped)
+    sizes, first = (layers.astype(np.float64) for layers in _chunks(stages, v_shaped=v_shaped))
     dense = np.clip(dense_layers - first, 0.0, sizes)
     full = np.minimum(sizes, recomputed)
     dense_full = np.minimum(full, dense)

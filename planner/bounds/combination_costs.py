@@ -62,7 +62,18 @@ class ShapeTable:
     """The least of any execution, the same."""
 
     def rows(self, degrees: Layout) -> IntArray:
-        """Which shape each of some degrees [n] has, [n]."""
+        """Which shape each of some degrees [n] has, [n].
+
+        Parameters
+        ----------
+        degrees
+            Of n layouts, each with the degrees of some shape of the table.
+
+        Returns
+        -------
+        array of int, shape [n]
+            Positions in `shapes`.
+        """
         most, keys, order = self._sorted
         return np.asarray(order[np.searchsorted(keys, _keys(degrees, most))])
 
@@ -189,7 +200,16 @@ def compute_bound_s(
 def gpu_seconds(workload: Workload, table: ShapeTable) -> FloatArray:
     """What a step costs at the least in each of the shapes, GPUs times seconds, whatever their number.
 
-    From what a sequence costs there under any of the executions, [shapes].
+    Parameters
+    ----------
+    workload
+        Its model and global batch.
+    table
+        With the least of what a layer takes under any of the executions.
+
+    Returns
+    -------
+    array, shape [shapes]
     """
     model, shapes = workload.model, table.shapes
     work_s, _, _ = loads(model.dense_layers, model.moe_layers, table.least)
@@ -199,7 +219,22 @@ def gpu_seconds(workload: Workload, table: ShapeTable) -> FloatArray:
 
 
 def rows_of(costs: LayerCosts, size: tuple[int, ...], rows: IntArray) -> LayerCosts:
-    """The costs at some places of axes of a `size` that they broadcast to, counted as if flattened."""
+    """The costs of some layouts.
+
+    Parameters
+    ----------
+    costs
+        Arrays that broadcast to `size`; along an axis of length 1 layouts cost the same.
+    size
+        Lengths of the axes together.
+    rows
+        Positions as if flattened to one axis of prod(size), shape [k].
+
+    Returns
+    -------
+    LayerCosts
+        Arrays of shape [k].
+    """
     places = np.unravel_index(rows, size)
 
     def at(column: FloatArray) -> FloatArray:
@@ -421,6 +456,18 @@ def memory_rows(workload: Workload, layout: Layout) -> list[RankRow]:
 
     Empty where a rank's layers do not say what it holds: V-shaped pipelines put leading dense layers
     elsewhere.
+
+    Parameters
+    ----------
+    workload
+        Its model and cluster.
+    layout
+        Scalars. With full recomputation the rows bound any number of recomputed layers from below.
+
+    Returns
+    -------
+    list of RankRow
+        One for each pipeline rank, or none at all.
     """
     leading = workload.model.dense_layers and workload.model.moe_layers
     if is_v_shaped(layout) and leading:

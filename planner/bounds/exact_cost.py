@@ -123,7 +123,18 @@ class PlacedLayouts:
         return np.stack(columns)
 
     def by_stage_s(self, row: int) -> list[list[tuple[float, float]]]:
-        """`kinds_s` of a row on each stage; empty where stages are alike."""
+        """`kinds_s` of a row on each stage; empty where stages are alike.
+
+        Parameters
+        ----------
+        row
+            Of the layouts under their mappings, from 0.
+
+        Returns
+        -------
+        list of list of tuple of float
+            For [stage][kind] the seconds of a micro-batch and what recomputation adds.
+        """
         if self.times.by_stage is None:
             return []
         kinds = [
@@ -138,14 +149,36 @@ class PlacedLayouts:
         return [] if all(stage == stages[0] for stage in stages) else stages
 
     def kinds_s(self, row: int) -> list[tuple[float, float]]:
-        """Seconds of each kind of layers in a row, and what recomputing one adds."""
+        """Seconds of each kind of layers in a row, and what recomputing one adds.
+
+        Parameters
+        ----------
+        row
+            Of the layouts under their mappings, from 0.
+
+        Returns
+        -------
+        list of tuple of float
+            For a micro-batch, forward and backward; kinds in the order of `KindTimes.layers`.
+        """
         return [
             (self._at(kind.seconds, row), self._at(kind.recompute_s, row))
             for kind in self.times.layers
         ]
 
     def backward_s(self, row: int) -> BackwardSeconds:
-        """What backward passes of each kind of layers, and of the ends, take in a row."""
+        """What backward passes of each kind of layers, and of the ends, take in a row.
+
+        Parameters
+        ----------
+        row
+            Of the layouts under their mappings, from 0.
+
+        Returns
+        -------
+        BackwardSeconds
+            For a micro-batch; by stage too where stages lie differently.
+        """
         times, modules = self.times.with_own_ends(), self.context.workload.model.mtp_layers
         last_s = self._at(times.head.backward_s, row)
         if times.mtp is not None:
@@ -191,11 +224,23 @@ class PlacedLayout:
         return self.among.times.rows(self.index, len(self.among.context.placement.tp))
 
     def rows(self, rows: IntArray) -> PlacedLayout:
-        """Under some of the mappings."""
+        """Under some of the mappings.
+
+        Parameters
+        ----------
+        rows
+            Positions among its k mappings, 0 to k - 1.
+        """
         return replace(self, index=self.index[rows])
 
     def recomputing(self, layers: int) -> PlacedLayout:
-        """With so many layers of each virtual stage recomputed."""
+        """With so many layers of each virtual stage recomputed.
+
+        Parameters
+        ----------
+        layers
+            From 0; more than a virtual stage has, such as `ALL_LAYERS`, means all of them.
+        """
         return replace(self, layout=replace(self.layout, recompute_layers=layers))
 
 
@@ -251,9 +296,19 @@ def worked_out(work: Asking[T]) -> T:
 
 
 def worked_out_together(works: Sequence[Asking[T]], deadline: float = inf) -> dict[int, T]:
-    """What comes of some works, by number, the questions of all answered together.
+    """What comes of some works, the questions of all answered together.
 
-    Without those that are not done at the deadline, on the clock of `time.monotonic`.
+    Parameters
+    ----------
+    works
+        Each yields questions, and is sent their answers.
+    deadline
+        On the clock of `time.monotonic`; works that are not done by then are given up. None by default.
+
+    Returns
+    -------
+    dict
+        What comes of each that is done, by its number in `works`.
     """
     results: dict[int, T] = {}
     waiting: dict[int, Sequence[Question]] = {}
@@ -411,8 +466,21 @@ class LayoutPricing:
     def best(
         self, mappings: MappingBounds, every: PlacedLayout, cutoff_s: float
     ) -> Asking[Priced | None]:
-        """The best mapping and split; None where none fits or beats `cutoff_s`. The layout is as `under` has
-        `every` of the mappings, with any number of recomputed layers.
+        """The best mapping and split of the layout.
+
+        Parameters
+        ----------
+        mappings
+            With bounds, minus infinity where nothing is to be left out for its bound.
+        every
+            The layout as `under` has all of these mappings, with any number of recomputed layers.
+        cutoff_s
+            Seconds of a step; only what is faster is looked for.
+
+        Returns
+        -------
+        Priced or None
+            None where nothing fits or beats the cutoff.
         """
         keep = np.flatnonzero(mappings.bound_s < cutoff_s)
         bound_s, recomputed = mappings.bound_s[keep], int(self._layout.recompute_layers)
@@ -685,7 +753,13 @@ class LayoutPricing:
         return placement_on(self._workload.cluster, self._layout, table)
 
     def under(self, table: Matrices) -> PlacedLayout:
-        """The layout under some mappings, at least one."""
+        """The layout under some mappings, at least one.
+
+        Parameters
+        ----------
+        table
+            By axis how many ways it is spread at each level, [k, levels], k at least 1.
+        """
         placement = self._placed(table)
         size = np.full(len(placement.tp), int(self._layout.micro_batch), dtype=np.int64)
         context = make_context(self._workload, replace(self._layout, micro_batch=size), placement)

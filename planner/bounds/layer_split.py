@@ -137,7 +137,17 @@ class SplitCosts:
         return self.layers - (self.pp - 1) * self.fewest
 
     def rank_s(self, rank: int, layers: int, leading: int) -> float:
-        """Seconds of one rank with `layers` layers, `leading` of them in its first virtual stage."""
+        """Seconds of one rank for a micro-batch, forward and backward.
+
+        Parameters
+        ----------
+        rank
+            Of the pipeline, from 0.
+        layers
+            Of all its virtual stages together.
+        leading
+            Those among them that cost `leading_s`, 0 to `layers`; all lie in its first virtual stage.
+        """
         recomputed = min(self.recompute_layers * self.vpp, layers)
         seconds = self._layers_s(layers, leading, recomputed)
         if rank == 0:
@@ -166,23 +176,75 @@ class SplitCosts:
         return load
 
     def rank_experts(self, rank: int, layers: int, leading: int) -> int:
-        """Layers with experts on one rank."""
+        """Layers with experts on one rank.
+
+        Parameters
+        ----------
+        rank
+            Of the pipeline, from 0; the last one has `last_experts` layers besides.
+        layers
+            Of all its virtual stages together.
+        leading
+            Those among them without experts, 0 to `layers`.
+
+        Returns
+        -------
+        int
+            0 in a model without experts.
+        """
         expert_layers = layers - leading if self.experts else 0
         if rank == self.pp - 1:
             expert_layers += self.last_experts
         return expert_layers
 
     def time_s(self, rank_times: list[float]) -> float:
-        """The part of a step that the pipeline decides."""
+        """The part of a step that the pipeline decides.
+
+        Parameters
+        ----------
+        rank_times
+            Seconds of every rank for a micro-batch, forward and backward, where each waits for the slowest.
+
+        Returns
+        -------
+        float
+            Seconds of all micro-batches with the bubble.
+        """
         return self.pipeline_s(max(rank_times), sum(rank_times))
 
     def pipeline_s(self, slowest_s: Seconds, work_s: Seconds) -> Seconds:
-        """The same by the seconds of the slowest rank and of all ranks, for a micro-batch."""
+        """The part of a step that the pipeline decides, by the slowest rank and by all ranks.
+
+        Parameters
+        ----------
+        slowest_s
+            Seconds of the slowest rank for a micro-batch; a number, or an array of many splits.
+        work_s
+            Those of all ranks together, shaped likewise, at least `slowest_s`.
+
+        Returns
+        -------
+        float or array
+            Seconds of all micro-batches with the bubble.
+        """
         bubble_s = self.bubble_share * (work_s - slowest_s) / self.vpp
         return self.num_micro_batches * slowest_s + bubble_s
 
     def stages_s(self, stages: tuple[tuple[int, ...], ...]) -> float:
-        """The same for ranks in step, from the layers of every [rank][virtual stage]."""
+        """The part of a step that the pipeline decides where ranks are in step.
+
+        Each virtual stage takes as long as on the rank where it is slowest.
+
+        Parameters
+        ----------
+        stages
+            Layers of every [rank][virtual stage].
+
+        Returns
+        -------
+        float
+            Seconds of all micro-batches with the bubble.
+        """
         leading_left = self.leading
         sums, slowest = [0.0] * self.pp, [0.0] * self.vpp
         of_chunks: dict[tuple[int, int], float] = {}
@@ -206,7 +268,13 @@ class SplitCosts:
         return self.num_micro_batches * sum(slowest) + bubble
 
     def counts_of(self, stages: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
-        """(layers, leading ones among them) of each rank."""
+        """(layers, leading ones among them) of each rank.
+
+        Parameters
+        ----------
+        stages
+            Layers of every [rank][virtual stage].
+        """
         leading = layer_counts(self.leading, stages, 0).dense
         return [(sum(row), int(own)) for row, own in zip(stages, leading, strict=True)]
 
@@ -245,7 +313,23 @@ class Split:
 
 
 def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
-    """The virtual stages of one rank: as even as they can be."""
+    """The virtual stages of one rank, as even as they can be.
+
+    Parameters
+    ----------
+    rank
+        Of the pipeline, from 0. The longer stages of rank 0 stand last, as its first one has the embedding
+        besides; those of all others stand first.
+    layers
+        Of this rank, or runs of them, from 0.
+    vpp
+        Virtual stages of a rank, at least 1.
+
+    Returns
+    -------
+    tuple of int
+        Layers of each virtual stage, in their order.
+    """
     short, longer = divmod(layers, vpp)
     counts = [short + 1] * longer + [short] * (vpp - longer)
     return tuple(counts if rank else reversed(counts))
@@ -254,8 +338,23 @@ def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
 def balanced_stages(
     layers: int, pp: int, vpp: int, begins: tuple[int, ...] = ()
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The split that is even in layers, or in runs of them from one place of `begins`
-    (`ModelSpec.stage_begins`) to the next; None where some virtual stage would be empty.
+    """The split that is even in layers, or in runs of them from one begin of a stage to the next.
+
+    Parameters
+    ----------
+    layers
+        Of the model.
+    pp
+        Ranks of the pipeline.
+    vpp
+        Virtual stages of each.
+    begins
+        Layers, from 0, at which a stage may begin (`ModelSpec.stage_begins`); at any by default.
+
+    Returns
+    -------
+    tuple of tuple of int, or None
+        Layers of every [rank][virtual stage]; None where some virtual stage would be empty.
     """
     number = len(begins) or layers
     if number < pp * vpp:
@@ -287,7 +386,28 @@ def default_stages(
     empty_ends: bool = False,
     begins: tuple[int, ...] = (),
 ) -> tuple[tuple[int, ...], ...] | None:
-    """A split that suits a schedule where nothing is known of costs; None where a chunk would be empty."""
+    """A split that suits a schedule where nothing is known of costs.
+
+    Parameters
+    ----------
+    layers
+        Of the model.
+    pp
+        Ranks of the pipeline.
+    vpp
+        Virtual stages of each.
+    in_step
+        Whether the schedule keeps ranks in step: the same virtual stage of each should be as long.
+    empty_ends
+        Whether the first and the last virtual stage may have no layer, where there are too few for all.
+    begins
+        Layers, from 0, at which a stage may begin (`ModelSpec.stage_begins`); at any by default.
+
+    Returns
+    -------
+    tuple of tuple of int, or None
+        Layers of every [rank][virtual stage]; None where a virtual stage would be empty that may not be.
+    """
     if in_step and vpp > 1:
         too_few = (len(begins) or layers) < pp * vpp
         splits = level_splits(layers, pp, vpp, empty_ends=empty_ends and too_few, begins=begins)
@@ -304,9 +424,26 @@ def level_splits(
 
     What is missing to full rows is taken from the last virtual stage of the last rank (the head's), from the
     first of the first rank (the embedding's), and, a layer each and for fewer than pp ranks, from the last of
-    the longer virtual stages. Each such split is there, with up to two layers a rank more than needed. With
-    `empty_ends` nothing may be left of the two ends. With `begins` (`ModelSpec.stage_begins`) all of this is
-    of runs of layers from one begin to the next, in place of layers.
+    the longer virtual stages. Each such split is there, with up to two layers a rank more than needed.
+
+    Parameters
+    ----------
+    layers
+        Of the model.
+    pp
+        Ranks of the pipeline.
+    vpp
+        Virtual stages of each.
+    empty_ends
+        Whether nothing may be left of the two ends.
+    begins
+        Layers, from 0, at which a stage may begin (`ModelSpec.stage_begins`), at any by default. With these
+        all of this is of runs of layers from one begin to the next, in place of layers.
+
+    Returns
+    -------
+    tuple of splits
+        Layers of every [rank][virtual stage] of each; empty where there is none.
     """
     if begins:
         of_runs = level_splits(len(begins), pp, vpp, empty_ends=empty_ends)
@@ -330,6 +467,16 @@ def splits_by_place(costs: SplitCosts) -> tuple[tuple[tuple[int, ...], ...], ...
 
     Any share of the ranks may count as slow that is slower than all others. They get about as many layers as
     take them as long as the others; none where all are as fast, or stages begin at some layers alone.
+
+    Parameters
+    ----------
+    costs
+        With `order_of_ranks`, the layers' seconds on each rank; without them there is no such split.
+
+    Returns
+    -------
+    tuple of splits
+        Layers of every [rank][virtual stage] of each.
     """
     if costs.begins or not costs.order_of_ranks:
         return ()
@@ -818,7 +965,20 @@ class Parts(NamedTuple):
 
 
 def may_begin(begins: tuple[int, ...], layers: int) -> NDArray[np.bool_]:
-    """Whether a stage may begin at each place of so many layers, [places]; at all without `begins`."""
+    """Whether a stage of a pipeline may begin at each place of a sequence of layers.
+
+    Parameters
+    ----------
+    begins
+        Layers, from 0, at which one may (`ModelSpec.stage_begins`); where empty, at any.
+    layers
+        Of the sequence.
+
+    Returns
+    -------
+    array of bool, shape [layers + 1]
+        The last place is the end.
+    """
     places = np.arange(layers + 1)
     return np.isin(places, begins) if begins else places >= 0
 
@@ -862,6 +1022,35 @@ def parts_of(costs: SplitCosts, rank: int) -> Parts:
     load = load + costs.first_load * in_front + costs.last_load * at_end
     experts = experts + costs.last_experts * at_end
     return Parts(seconds, load, np.asarray(experts, dtype=np.float64), may_be)
+
+
+def partitions_of(within: Sequence[NDArray[np.bool_]], most: int) -> tuple[NDArray[np.int64], bool]:
+    """Every way to give each rank one part, from the first place to one where the last rank's may end.
+
+    Parameters
+    ----------
+    within
+        For each rank: whether it may hold the layers from one place to another, [begin, end]. The ends of a
+        rank are the begins of the next one; the first rank begins at position 0.
+    most
+        Of more partitions so many are listed, spread over them all.
+
+    Returns
+    -------
+    tuple of array of int, shape [k, ranks + 1], and bool
+        Positions of the places in `within`, and whether these are all partitions.
+    """
+    counts = [np.ones(within[-1].shape[1])]
+    for may_be in reversed(within):
+        counts.append(may_be @ counts[-1])
+    cuts = np.zeros((1, 1), dtype=np.int64)
+    for may_be, behind in zip(within, counts[-2::-1], strict=True):
+        row, end = np.nonzero(may_be[cuts[:, -1]] & (behind > 0))
+        if len(row) > most:
+            some = np.linspace(0, len(row) - 1, most).astype(np.int64)
+            row, end = row[some], end[some]
+        cuts = np.concatenate([cuts[row], end[:, None]], axis=1)
+    return cuts, bool(counts[-1][0] <= most)
 
 
 class _Summed(NamedTuple):
@@ -1066,17 +1255,8 @@ class _OrderedRanks(_Ranks):
         """Every partition of parts that take no longer each, [n, pp + 1]; None where these are many."""
         caps = self._only_seconds(limit_s * (1 + ROUNDING))
         within = [self._parts(rank).within(caps) for rank in range(self.costs.pp)]
-        counts = [np.zeros(self.costs.layers + 1)]
-        counts[0][-1] = 1.0
-        for may_be in reversed(within):
-            counts.append(may_be @ counts[-1])
-        if counts[-1][0] > MOST_LISTED:
-            return None
-        cuts = np.zeros((1, 1), dtype=np.int64)
-        for may_be, behind in zip(within, counts[-2::-1], strict=True):
-            row, end = np.nonzero(may_be[cuts[:, -1]] & (behind > 0))
-            cuts = np.concatenate([cuts[row], end[:, None]], axis=1)
-        return cuts
+        cuts, is_every = partitions_of(within, MOST_LISTED)
+        return cuts if is_every else None
 
     def _by_rank(self, cuts: NDArray[np.int64]) -> Iterator[tuple[Parts, Places]]:
         """The parts of each rank, and where partitions [n, pp + 1] have theirs."""

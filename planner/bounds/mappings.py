@@ -132,7 +132,20 @@ def rows_by_value(
 
 
 def rows_of_context(context: Context, rows: IntArray) -> Context:
-    """Some of the layouts [n] of a context, as they lie."""
+    """Some of the layouts [n] of a context, as they lie.
+
+    Parameters
+    ----------
+    context
+        Of n layouts.
+    rows
+        Positions, 0 to n - 1, shape [k].
+
+    Returns
+    -------
+    Context
+        Of k layouts.
+    """
     layout, placement = context.layout.take(rows), context.placement.rows(rows)
     return replace(context, layout=layout, placement=placement)
 
@@ -196,7 +209,20 @@ class KeptRows(Generic[T]):
         self._known: T | None = None
 
     def of(self, keys: Sequence[bytes], asked: Callable[[IntArray], T]) -> tuple[T, IntArray]:
-        """What is known, and which row of it each of the keys, one at least, has; `asked` of unknown ones."""
+        """What is known of some rows, those that are new among them found out first.
+
+        Parameters
+        ----------
+        keys
+            What tells rows apart, one at least.
+        asked
+            From positions of unknown rows in `keys` to what is known of them, in their order.
+
+        Returns
+        -------
+        tuple of T, and array of int, shape [keys]
+            All that is known, and which row of it each of the keys has.
+        """
         if len(self._places) > self._most:
             self._places, self._known = {}, None
         new = [row for row, key in enumerate(keys) if key not in self._places]
@@ -221,7 +247,13 @@ class KnownTimes:
         self._kept = KeptRows[KindTimes](MOST_KEPT, KindTimes.beside)
 
     def times(self, context: Context) -> KindTimes | None:
-        """`shared_times` of layouts [n]; None where there are none."""
+        """`shared_times` of layouts [n]; None where there are none.
+
+        Parameters
+        ----------
+        context
+            Of layouts [n], their groups packed as far inside as they can be.
+        """
         if not len(np.atleast_1d(np.asarray(context.layout.tp))):
             return None
         first, back = rows_by_value(context.layout, of_layers(context.workload))
@@ -238,7 +270,20 @@ class KnownTimes:
 
 
 def row_keys(layouts: Layout, names: Sequence[str]) -> list[bytes]:
-    """What tells some layouts [n] apart by some of their fields."""
+    """What tells some layouts [n] apart by some of their fields.
+
+    Parameters
+    ----------
+    layouts
+        Arrays of shape [n].
+    names
+        Fields of `Layout`.
+
+    Returns
+    -------
+    list of bytes
+        Equal where all of these fields are.
+    """
     columns = [np.asarray(getattr(layouts, name), np.int64) for name in names]
     return [key.tobytes() for key in np.stack(columns, axis=1)]
 
@@ -377,7 +422,22 @@ def matrices_of(
     factors: Sequence[int] | NDArray[np.int64],
     inside: tuple[str, ...] = (),
 ) -> Matrices:
-    """`matrices` of the degrees of `AXES` in their order."""
+    """`matrices` by degrees in place of a layout.
+
+    Parameters
+    ----------
+    degrees
+        Of `AXES`, in their order.
+    factors
+        Level sizes, inside out, with the product of the degrees; shape [levels].
+    inside
+        Axes that lie wholly in level 0.
+
+    Raises
+    ------
+    ValueError
+        Where the level sizes do not multiply to that product.
+    """
     degrees, sizes = tuple(degrees), tuple(int(size) for size in factors)
     if prod(sizes) != prod(degrees):
         raise ValueError(f"levels {sizes} hold {prod(sizes)} GPUs, the layout uses {prod(degrees)}")
@@ -386,14 +446,30 @@ def matrices_of(
 
 
 def pick(table: Mapping[str, NDArray[np.int64]], rows: NDArray[np.int64]) -> Matrices:
-    """The matrices at some indices of the leading axis."""
+    """The matrices at some indices of the leading axis.
+
+    Parameters
+    ----------
+    table
+        By axis, [k, ...].
+    rows
+        Positions, 0 to k - 1.
+    """
     return {axis: factors[rows] for axis, factors in table.items()}
 
 
 def rows_under(
     table: Mapping[str, NDArray[np.int64]], matrix: Mapping[str, Sequence[int]]
 ) -> NDArray[np.int64]:
-    """The rows of a table that are one matrix: one, or none."""
+    """The rows of a table that are one matrix: one, or none.
+
+    Parameters
+    ----------
+    table
+        By axis, [k, levels].
+    matrix
+        By axis how many ways it is spread at each level.
+    """
     same = [np.all(table[axis] == np.asarray(row), axis=1) for axis, row in matrix.items()]
     return np.flatnonzero(np.logical_and.reduce(same))
 
@@ -483,6 +559,11 @@ def gpu_of_rank(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDAr
 
     Ranks count in Megatron's order (tp fastest, then cp, dp, pp; the expert axes are carved out of tp, cp,
     dp). GPUs count from the inside of the fabric outwards; inside a level the axes nest in the same order.
+
+    Parameters
+    ----------
+    matrix
+        By axis how many ways it is spread at each level, inside out.
     """
     levels = len(matrix[AXES[0]])
     shape = [int(matrix[axis][level]) for level in range(levels) for axis in AXES]
@@ -502,7 +583,20 @@ def gpu_of_rank(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDAr
 def ranks_on(
     cluster: ClusterSpec, matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]
 ) -> list[tuple[int, int]]:
-    """Rank r runs on entry r, as (node, local GPU), both from 0, on the GPUs that the cluster has free."""
+    """The GPU of every rank, on the GPUs that a cluster has free.
+
+    Parameters
+    ----------
+    cluster
+        Its nodes.
+    matrix
+        By axis how many ways it is spread at each level, inside out.
+
+    Returns
+    -------
+    list of tuple of int
+        Node and GPU of the node, both from 0, of rank 0, 1, 2 and so on.
+    """
     rows = tuple((axis, tuple(map(int, row))) for axis, row in matrix.items())
     return list(_ranks_on(SameCluster(cluster), rows))
 
@@ -522,6 +616,16 @@ def order_name(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> tuple
 
     Where the GPUs, taken in turn, are one of Megatron's two orders, that order (`MEGATRON_DEFAULT` wins a
     tie); otherwise the axes by where they lie, which needs a hostfile to bring about.
+
+    Parameters
+    ----------
+    matrix
+        By axis how many ways it is spread at each level, inside out.
+
+    Returns
+    -------
+    tuple of str
+        All of `AXES`.
     """
     position = gpu_of_rank(matrix)
     degrees = {axis: int(np.prod(np.asarray(matrix[axis], dtype=np.int64))) for axis in AXES}
@@ -570,13 +674,24 @@ class MappedLayouts(NamedTuple):
     """Which of these mappings keep in a domain what the workload wants there."""
 
     def by_layout(self, seconds: FloatArray) -> list[FloatArray]:
-        """Of the mappings of each layout."""
+        """Of the mappings of each layout.
+
+        Parameters
+        ----------
+        seconds
+            Of every mapping: those of the first layout, then those of the next.
+        """
         return np.split(seconds, np.cumsum(self.counts)[:-1])
 
     def least(self, seconds: FloatArray) -> FloatArray:
         """The least of each layout's mappings that keep inside what they must, [layouts].
 
         0 where it has no mapping, infinite where all leave a domain.
+
+        Parameters
+        ----------
+        seconds
+            Of every mapping: those of the first layout, then those of the next.
         """
         least_s, has_any = np.zeros(len(self.counts)), self.counts > 0
         starts = np.cumsum(self.counts) - self.counts
@@ -622,8 +737,21 @@ def mapped_layouts(workload: Workload, gpus: int, layouts: Layout) -> MappedLayo
 
 
 def mappings_of(workload: Workload, layout: Layout) -> Matrices:
-    """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level, and those
-    that the workload names.
+    """Every parallelism matrix of a layout that keeps the groups inside that must not leave a domain.
+
+    Tensor groups stay inside the innermost level; so do the groups that the workload names.
+
+    Parameters
+    ----------
+    workload
+        Its cluster, and what has to lie in one domain.
+    layout
+        Scalars.
+
+    Returns
+    -------
+    Matrices
+        By axis how many ways it is spread at each level, [k, levels]; k is 0 where there is no mapping.
     """
     factors = level_factors(workload.cluster, int(layout.gpus))
     table = matrices(layout, factors, inside=("tp",))
@@ -721,7 +849,17 @@ def divisors(number: int) -> list[int]:
 
 
 def divides_into(groups: Ints, dp: Ints, cp: Ints) -> BoolArray:
-    """Whether replicas divide into so many groups, of two ranks or more where there are several."""
+    """Whether replicas divide into so many groups, of two ranks or more where there are several.
+
+    Parameters
+    ----------
+    groups
+        Shard groups, at least 1; numbers or arrays that broadcast with the degrees.
+    dp
+        Replicas.
+    cp
+        Context-parallel ranks, which share shards with the replicas.
+    """
     number, ranks = np.asarray(groups), np.asarray(dp) * np.asarray(cp)
     return np.asarray((dp % number == 0) & ((number == 1) | (ranks >= 2 * number)))
 
@@ -903,6 +1041,13 @@ def known_traffic(workload: Workload, numbers: Sequence[int]) -> KnownTraffic:
 
     Workloads share it that differ in overlaps, graphs, dispatchers or context exchanges alone: data-parallel
     traffic depends on none of them.
+
+    Parameters
+    ----------
+    workload
+        Of any execution.
+    numbers
+        Of shard groups; the traffic is never above that with any of them.
     """
     plain = Execution()
     alike = replace(

@@ -98,7 +98,13 @@ class HostRow(NamedTuple):
 
 
 def host_limit_gib(workload: Workload) -> float:
-    """What one GPU may keep on its host, if all in use of a node do; infinite where nothing is said."""
+    """What one GPU may keep on its host, if all in use of a node do; infinite where nothing is said.
+
+    Parameters
+    ----------
+    workload
+        With the number of GPUs in use.
+    """
     cluster = workload.cluster
     if cluster.host_memory_gib is None:
         return inf
@@ -295,9 +301,16 @@ class MemoryFit:
         ]
 
     def rank_gib(self, rank: int, layers: int, leading: int) -> float:
-        """Peak of one rank with `layers` layers, `leading` of them dense ones at the front of the model.
+        """Peak of one rank in GiB; a bound on it from below where layers hold unlike bytes.
 
-        At the least where layers hold unlike bytes.
+        Parameters
+        ----------
+        rank
+            Of the pipeline, from 0.
+        layers
+            Of all its virtual stages together.
+        leading
+            Dense layers at the front of the model among them, 0 to `layers`.
         """
         if self._unlike is not None:
             return self._fixed_gib[rank] + float(self._least_gib[rank][layers])
@@ -307,6 +320,15 @@ class MemoryFit:
         """Whether that rank stays within the limit; a rounding error over it is left to the exact check.
 
         So does what it keeps on the host, where that is limited.
+
+        Parameters
+        ----------
+        rank
+            Of the pipeline, from 0.
+        layers
+            Of all its virtual stages together.
+        leading
+            Dense layers at the front of the model among them, 0 to `layers`.
         """
         if self.rank_gib(rank, layers, leading) > self.limit_gib * (1 + 1e-9):
             return False
@@ -318,6 +340,11 @@ class MemoryFit:
         """Whether the layers from one place of the model to another fit on a rank, [begin, end].
 
         Of models whose layers hold unlike bytes, in one virtual stage a rank.
+
+        Parameters
+        ----------
+        rank
+            Of the pipeline, from 0.
         """
         assert self._unlike is not None
         held_gib = self._fixed_gib[rank] + self._unlike.of_parts_gib(self._in_flight[rank])
@@ -332,6 +359,11 @@ class MemoryFit:
         """Whether every rank of a split may stay within the limit on its HBM.
 
         A rounding error over it is left to the exact check. So are all splits where layers hold equal bytes.
+
+        Parameters
+        ----------
+        stages
+            Layers of every [rank][virtual stage].
         """
         if self._unlike is None:
             return True
@@ -344,6 +376,11 @@ class MemoryFit:
 
         Less than the leading ones where even they do not fit. Ranks behind the first ones have no leading
         layers.
+
+        Parameters
+        ----------
+        limit
+            Layers above which the room of a rank makes no difference.
         """
         rooms = []
         for rank in range(int(self.layout.pp)):
@@ -368,9 +405,17 @@ class MemoryFit:
     ) -> SplitCosts:
         """The layer costs as the split sees them: main layers, leading dense ones, and the ends.
 
-        `kinds` has the seconds of each kind of layers (dense ones and those with experts, where layers are
-        alike), and what recomputing one adds, and `backward` what their backward passes take; `by_stage` the
-        first two on each stage where these differ.
+        Parameters
+        ----------
+        costs
+            Seconds of one layer of each kind, under one mapping.
+        kinds
+            Of each kind of layers the seconds, and what recomputing one adds; of dense ones and of those with
+            experts, where layers are alike.
+        backward
+            What their backward passes take.
+        by_stage
+            As `kinds` on each stage, where stages differ.
         """
         model, layout = self.workload.model, self.layout
         dense, rest, _ = (float(np.asarray(x)) for x in layer_parameters_on_gpu(model, layout))
@@ -526,7 +571,15 @@ class _UnlikeBytes:
         return self.in_stages(self._dense, stages)
 
     def in_stages(self, of_kinds: FloatArray, stages: Stages) -> FloatArray:
-        """What the layers of every rank have, from what one of each kind has, [pp]."""
+        """What the layers of every rank have, from what one of each kind has, [pp].
+
+        Parameters
+        ----------
+        of_kinds
+            What one layer of each kind has, [kinds].
+        stages
+            Layers of every [rank][virtual stage].
+        """
         number, _ = self._of_stages(stages, 0)
         return np.asarray(of_kinds @ number)
 
@@ -611,7 +664,13 @@ class ChunkTimes(NamedTuple):
     """Head, loss and multi-token-prediction modules."""
 
     def take(self, rows: IntArray) -> ChunkTimes:
-        """Those of some layouts."""
+        """Those of some layouts.
+
+        Parameters
+        ----------
+        rows
+            Positions, 0 to n - 1.
+        """
         return ChunkTimes(*(column[rows] for column in self))
 
 
@@ -634,7 +693,13 @@ class UnlikeTimes(NamedTuple):
         return np.asarray(self.work_s[-1])
 
     def take(self, rows: IntArray) -> UnlikeTimes:
-        """Those of some layouts."""
+        """Those of some layouts.
+
+        Parameters
+        ----------
+        rows
+            Positions, 0 to n - 1.
+        """
         work_s, fill_s, backward_s = (
             each[:, rows] for each in (self.work_s, self.fill_s, self.backward_s)
         )

@@ -154,6 +154,20 @@ class CostModelPricing:
         """The best mapping with pipeline stages priced by their own places, where that is less than `exact`.
 
         None where none beats the cutoff; `least_s` is a bound of the layout.
+
+        Parameters
+        ----------
+        layout
+            Scalars.
+        least_s
+            A bound of the layout.
+        cutoff_s
+            Seconds of a step; only what is faster is looked for.
+
+        Returns
+        -------
+        Priced or None
+            None where no mapping beats the cutoff, as on regular fabrics, whose stages lie alike.
         """
         del layout, least_s, cutoff_s
         return None
@@ -169,8 +183,14 @@ class CostModelPricing:
         return True
 
     def tightened(self, layout: Layout, mappings: MappingBounds) -> MappingBounds:
-        """Bounds of a layout, infinite for the mappings that are known to be impossible by now; themselves
-        where there is no news, as on regular fabrics.
+        """Bounds of a layout, infinite for the mappings that are known to be impossible by now.
+
+        Parameters
+        ----------
+        layout
+            Scalars.
+        mappings
+            With bounds so far; they come back where there is no news, as on regular fabrics.
         """
         del layout
         return mappings
@@ -189,10 +209,18 @@ class CostModelPricing:
         *,
         any_schedule: bool = False,
     ) -> FloatArray:
-        """Never above `exact`, with the layouts' own or with any of some numbers of shard groups; [n].
+        """Bounds on a step that no mapping or split of a layout beats; never above `exact`, shape [n].
 
-        With `any_schedule`, another one of as many virtual stages may take the place of the layouts' own. All
-        allocations at once, on the fabric at its full size: no allocation packs groups better.
+        All allocations at once, on the fabric at its full size: no allocation packs groups better.
+
+        Parameters
+        ----------
+        layouts
+            Arrays of shape [n].
+        numbers_of_groups
+            Of shard groups, of which a layout may take any; its own by default.
+        any_schedule
+            Whether another schedule of as many virtual stages may take the place of a layout's own.
         """
         count, several = layouts.broadcast_shape()[0], [n > 1 for n in numbers_of_groups]
         bound_s = np.empty(count)
@@ -223,6 +251,11 @@ class CostModelPricing:
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
         """Bounds on memory, and how many layers must be recomputed for it.
+
+        Parameters
+        ----------
+        layouts
+            Arrays of shape [n].
 
         Returns
         -------
@@ -272,8 +305,19 @@ class CostModelPricing:
     ) -> list[MappingBounds]:
         """`optimistic_step` under the true placements, all layouts of an allocation at once.
 
-        Infinite where another of some numbers of shard groups is no slower under the same mapping. Bounds at
-        or above `below_s` are not made tighter.
+        Parameters
+        ----------
+        layouts
+            Arrays of shape [n].
+        numbers_of_groups
+            Of shard groups: bounds are infinite where another of these is no slower under the same mapping.
+        below_s
+            Seconds of a step; bounds at or above it are not made tighter.
+
+        Returns
+        -------
+        list of MappingBounds
+            One for each layout.
         """
         all_bounds: list[MappingBounds | None] = [None] * layouts.broadcast_shape()[0]
         in_two = bool(self._workload.model.unlike_layers) and below_s < float("inf")
@@ -295,8 +339,17 @@ class CostModelPricing:
     def degrees_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """`compute_bound_s` of some degrees under the true placement of the mapping that is best for each.
 
-        0 where they have no mapping, or share their number of GPUs with few others. Degrees are as a space
-        has them: nothing is recomputed or offloaded.
+        Parameters
+        ----------
+        degrees
+            Of n layouts, as a space has them: nothing is recomputed or offloaded.
+        smallest_bubble
+            As `compute_bound_s` has it.
+
+        Returns
+        -------
+        array, shape [n]
+            0 where degrees have no mapping, or share their number of GPUs with few others.
         """
         bound_s, params = np.zeros(degrees.broadcast_shape()), self._params
         numbers = len(divisors(self._workload.global_batch))
@@ -321,9 +374,19 @@ class CostModelPricing:
         return mapped.least(bound_s)
 
     def relief_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int]) -> FloatArray:
-        """Bounds under the best mapping, whatever is recomputed or offloaded, with any number of groups.
+        """Bounds under the best mapping, whatever is recomputed or offloaded.
 
-        Schedules that split the backward pass are left at 0: what they wait depends on what is recomputed.
+        Parameters
+        ----------
+        layouts
+            Arrays of shape [n]; their own recomputation, offload and groups do not count.
+        numbers_of_groups
+            Of shard groups, of which each layout may take any.
+
+        Returns
+        -------
+        array, shape [n]
+            0 for schedules that split the backward pass: what they wait depends on what is recomputed.
         """
         plain = replace(layouts, recompute=0, recompute_layers=0)
         plain = replace(plain, optimizer_offload=0, shard_groups=1)
@@ -397,18 +460,39 @@ class CostModelPricing:
     def mappings(self, layout: Layout) -> Matrices:
         """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level, and those
         that the workload names.
+
+        Parameters
+        ----------
+        layout
+            Scalars.
+
+        Returns
+        -------
+        Matrices
+            By axis how many ways it is spread at each level, [k, levels]; k may be 0.
         """
         return mappings_of(self._workload, layout)
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """The best mapping, split and recomputation of one layout; None where none fits or beats `cutoff_s`.
+        """The best mapping, split and recomputation of one layout.
 
-        Bounds of minus infinity in `mappings` mean that nothing is to be left out for its bound. The
-        recomputed layers are tried in rising order.
+        The recomputed layers are tried in rising order. Once memory no longer limits the split, more of them
+        only cost more; all of them are tried even so, because then a virtual stage may be shorter than the
+        number. While no plan is known, recomputing all comes first: where that does not fit, nothing does.
 
-        Once memory no longer limits the split, more of them only cost more; all of them are tried even so,
-        because then a virtual stage may be shorter than the number. While no plan is known, recomputing all
-        comes first: where that does not fit, nothing does.
+        Parameters
+        ----------
+        layout
+            Scalars.
+        mappings
+            With bounds; minus infinity means that nothing is to be left out for its bound.
+        cutoff_s
+            Seconds of a step; only what is faster is looked for.
+
+        Returns
+        -------
+        Priced or None
+            None where nothing fits or beats the cutoff.
         """
         self._undecided_s = float("inf")
         if not len(mappings.bound_s):
@@ -425,6 +509,11 @@ class CostModelPricing:
 
         Without those that are not priced by the time of `stop_at`. As many are priced together as have
         `MOST_TOGETHER` mappings.
+
+        Parameters
+        ----------
+        layouts
+            Arrays of shape [n].
         """
         self._undecided_s = float("inf")
         first, degrees = rows_by_value(layouts, PLACED_AXES)

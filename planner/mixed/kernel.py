@@ -51,6 +51,7 @@ from meshwright.planner.bounds.layer_split import (
     SplitCosts,
     may_begin,
     of_backward,
+    partitions_of,
     parts_of,
 )
 from meshwright.planner.bounds.mappings import divisors_suffice
@@ -485,19 +486,9 @@ class _Ways:
             Partitions that come back; of more, some spread evenly over all.
         """
         within = [each <= limit_s for each in self._through_s]
-        counts = [np.ones(len(self._places[-1]))]
-        for may_be in reversed(within):
-            counts.append(may_be @ counts[-1])
-        counts.reverse()
-        at, cuts = np.zeros(1, dtype=np.int64), self._places[0][:1, None]
-        for rank, may_be in enumerate(within):
-            row, end = np.nonzero(may_be[at] & (counts[rank + 1] > 0))
-            if len(row) > most:
-                some = np.linspace(0, len(row) - 1, most).astype(np.int64)
-                row, end = row[some], end[some]
-            at = end
-            cuts = np.concatenate([cuts[row], self._places[rank + 1][end][:, None]], axis=1)
-        return cuts, bool(counts[0].sum() <= most)
+        positions, is_every = partitions_of(within, most)
+        columns = zip(self._places, positions.T, strict=True)
+        return np.stack([places[at] for places, at in columns], axis=1), is_every
 
 
 @lru_cache(maxsize=16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from math import inf
 
 import numpy as np
@@ -19,7 +19,7 @@ from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds import layer_split
 from meshwright.planner.bounds.exact_cost import MappingBounds
-from meshwright.planner.bounds.layer_split import SplitCosts, frontier
+from meshwright.planner.bounds.layer_split import SplitCosts, frontier, partitions_of
 from meshwright.planner.mapping.effective import PROFILE, PlacedAs
 from tests.planner.mapping.irregular import legal_layouts
 from tests.planner.mapping.test_stages_apart import one_each_request
@@ -207,3 +207,23 @@ def test_more_work_that_hides_gathers_is_found(
     assert priced is not None
     assert min(pricing.undecided_s, priced.step_time_s) <= best_s * (1 + 1e-9)
     assert priced.step_time_s == pytest.approx(best_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_partition_is_listed_or_some_of_them_are(seed: int) -> None:
+    """`partitions_of` against all tuples of places, tried one by one."""
+    rng = np.random.default_rng(seed)
+    widths = [1, *rng.integers(1, 5, size=int(rng.integers(1, 5))).tolist()]
+    within = [rng.random(shape) < 0.7 for shape in pairwise(widths)]
+    every = [
+        (0, *ends)
+        for ends in product(*(range(width) for width in widths[1:]))
+        if all(may_be[cut] for may_be, cut in zip(within, pairwise((0, *ends)), strict=True))
+    ]
+    listed, is_every = partitions_of(within, 10**6)
+    assert is_every
+    assert sorted(map(tuple, listed.tolist())) == every
+    some, is_every = partitions_of(within, max(len(every) - 1, 1))
+    assert is_every == (len(every) <= 1)
+    assert len(some) <= max(len(every) - 1, 1)
+    assert {*map(tuple, some.tolist())} <= {*every}
