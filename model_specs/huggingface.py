@@ -6,9 +6,7 @@ import json
 from collections.abc import Mapping
 from math import isqrt
 
-from pydantic import ValidationError
-
-from meshwright.documents import validation_message
+from meshwright.documents import validated
 from meshwright.errors import InputError, near_miss, shown
 from meshwright.model_specs.adapters import NF4, SINGLE_SCALES
 from meshwright.model_specs.config_fields import ConfigFields, Fields, read_fields
@@ -540,10 +538,7 @@ def model_from_huggingface(
     if vision:
         part_name = prefix.rstrip(".") or "language model"
         fields |= {"vision": vision, "source": f"config.json, {part_name}{AND_ENCODER}"}
-    try:
-        return ModelSpec.model_validate(fields)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, ModelSpec)) from None
+    return validated(ModelSpec, fields, where)
 
 
 _TRITS = "bitnet"

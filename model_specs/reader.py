@@ -11,15 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from meshwright.documents import (
     PackagedEntries,
     is_file,
     packaged_document,
     path_text,
     read_mapping,
-    validation_message,
+    validated,
 )
 from meshwright.errors import InputError, given_path, near_miss, shown
 from meshwright.model_specs.huggingface import is_huggingface_config, model_from_huggingface
@@ -28,19 +26,16 @@ from meshwright.model_specs.schema import ModelSpec
 # Published models by name.
 
 
-_WHERE = "model catalog"
-
-
 @cache
-def _entries() -> Mapping[str, object]:
+def _entries() -> Mapping[str, Any]:
     return PackagedEntries("meshwright.model_specs", "data/catalog.yaml")
 
 
 @cache
 def _hub_names() -> Mapping[str, str]:
-    """Catalog names by the hub's names of the same models, in small letters."""
+    """Catalog names by the hub's names of the same models, in the hub's spelling."""
     table = packaged_document("meshwright.model_specs", "data/hub_ids.yaml")
-    return {hub_id.lower(): name for name, hub_ids in table.items() for hub_id in hub_ids}
+    return {hub_id: name for name, hub_ids in table.items() for hub_id in hub_ids}
 
 
 _VARIANTS = ("-instruct", "-base", "-chat", "-chat-hf", "-hf", "-it", "-pt", "-bf16")
@@ -49,13 +44,14 @@ _VARIANTS = ("-instruct", "-base", "-chat", "-chat-hf", "-hf", "-it", "-pt", "-b
 
 @cache
 def _short_names() -> Mapping[str, str]:
-    """Catalog names by what people type, in small letters: themselves, and the hub's names without the owner
-    and without what was trained on. Two models of one short name have neither.
+    """Catalog names by what people type, in small letters: themselves, and the hub's names, also without the
+    owner and without what was trained on. Two models of one short name have neither.
     """
     full_names: dict[str, set[str]] = {}
     for hub_id, name in _hub_names().items():
-        short = hub_id.partition("/")[2]
-        for typed in (short, *(short.removesuffix(end) for end in _VARIANTS)):
+        whole = hub_id.lower()
+        short = whole.partition("/")[2]
+        for typed in (whole, short, *(short.removesuffix(end) for end in _VARIANTS)):
             full_names.setdefault(typed, set()).add(name)
     full_names |= {name.lower(): {name} for name in _entries()}
     return {typed: next(iter(names)) for typed, names in full_names.items() if len(names) == 1}
@@ -68,8 +64,7 @@ def catalog_names() -> tuple[str, ...]:
 
 def hub_names() -> tuple[str, ...]:
     """What the Hugging Face hub calls models of the catalog, in its spelling."""
-    table = packaged_document("meshwright.model_specs", "data/hub_ids.yaml")
-    return tuple(hub_id for hub_ids in table.values() for hub_id in hub_ids)
+    return tuple(_hub_names())
 
 
 @cache
@@ -84,13 +79,7 @@ def load_catalog_model(name: str) -> ModelSpec:
             did_you_mean=near_miss(name, entries),
             allowed=entries,
         )
-    fields = entries[name]
-    if not isinstance(fields, dict):
-        raise InputError("must be a mapping of fields", where=f"{_WHERE}: {name}", value=fields)
-    try:
-        return ModelSpec.model_validate({"name": name, **fields})
-    except ValidationError as error:
-        raise InputError(validation_message(error, f"{_WHERE}: {name}", ModelSpec)) from None
+    return ModelSpec.model_validate({"name": name, **entries[name]})
 
 
 _WIDTHS = (
@@ -184,9 +173,9 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     path = Path(text)
     if text and is_file(f"{text}/config.json"):
         path = path / "config.json"
-    catalog_names_of_text = _hub_names().get(text.lower()) or _short_names().get(text.lower())
-    if catalog_names_of_text is not None and not path.exists():
-        return load_catalog_model(catalog_names_of_text)
+    meant = _short_names().get(text.lower())
+    if meant is not None and not path.exists():
+        return load_catalog_model(meant)
     if text and os.path.isdir(path):
         raise InputError("this folder has no config.json", where="model", value=text)
     _refuse_hub_id(text)
@@ -217,10 +206,7 @@ def model_from_mapping(
     if data and not _REQUIRED & data.keys():
         raise InputError(_NO_MODEL + _base_model(data), where=where)
     named = {"name": name} if name and "name" not in data else {}
-    try:
-        return ModelSpec.model_validate({**named, **data})
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, ModelSpec)) from None
+    return validated(ModelSpec, {**named, **data}, where)
 
 
 _REQUIRED = {name for name, field in ModelSpec.model_fields.items() if field.is_required()} - {
