@@ -995,11 +995,11 @@ def explain(plan: Plan | MixedPlan | FilePath, *, best: bool = False) -> dict[st
     from meshwright.planner.report.mixed_view import explain_parts_document
 
     if isinstance(plan, str) and not Path(plan).exists():
-        from meshwright.planner.report.plan_words import meaning_of, rule_meaning
+        from meshwright.planner.report.plan_words import explained_term
 
-        term = meaning_of(plan) or rule_meaning(plan)
+        term = explained_term(plan)
         if term is not None:
-            return {"term": term[0], "meaning": term[1]}
+            return term
     explained = _laid_out_anywhere(plan)
     if isinstance(explained, MixedPlan):
         near = parts_neighbours(explained)
