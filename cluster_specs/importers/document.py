@@ -445,7 +445,13 @@ class ImportedCluster:
 
 
 def read_ratios(text: str) -> list[float]:
-    """The numbers of `1,3,7`. Raises InputError for what is none, or lies outside of 1 to 1000."""
+    """The numbers of `1,3,7`. Raises InputError for what is none, or lies outside of 1 to 1000.
+
+    Parameters
+    ----------
+    text
+        Numbers with commas between them, one for each level of switches, inside out.
+    """
     ratios = []
     for part in text.split(","):
         try:

@@ -75,7 +75,13 @@ class FileFacts:
 
 
 def level_names(count: int) -> tuple[str, ...]:
-    """Names of that many switch levels, inside out; the last joins everything."""
+    """Names of that many switch levels, inside out; the last joins everything.
+
+    Parameters
+    ----------
+    count
+        Levels of switches, from 1.
+    """
     few = {1: ("leaf",), 2: ("leaf", "spine"), 3: ("leaf", "pod", "core")}
     return few.get(count) or ("leaf", *(f"tier-{k}" for k in range(2, count - 1)), "pod", "core")
 
