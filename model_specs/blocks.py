@@ -402,6 +402,11 @@ class LayerKind(NamedTuple):
 def pattern_shares(pattern: str) -> BlockShares:
     """Blocks of the mean layer of a pattern.
 
+    Parameters
+    ----------
+    pattern
+        Symbols of `hybrid_pattern`, at least one.
+
     >>> pattern_shares("M-M*")
     BlockShares(attention=0.25, mamba=0.5, feed_forward=0.25, experts=0.0)
     """
@@ -487,6 +492,11 @@ ATTENTION_NAMES = {
 def one_in(full: Sequence[bool]) -> int | None:
     """The n of 'each n-th layer attends in full'; 0 where none does, None where there is no such n.
 
+    Parameters
+    ----------
+    full
+        Whether each layer attends in full, in the layers' order.
+
     >>> one_in([False, True, False, True, False]), one_in([True, False]), one_in([False])
     (2, None, 0)
     """
@@ -500,6 +510,13 @@ def one_in(full: Sequence[bool]) -> int | None:
 def order_fields(full: Sequence[bool], other: str) -> dict[str, object]:
     """The fields of a ModelSpec that say which layers attend in full; `other` is the letter of the rest.
 
+    Parameters
+    ----------
+    full
+        Whether each layer attends in full, in the layers' order.
+    other
+        W or L.
+
     >>> order_fields([False, True], "W"), order_fields([True, False], "W")
     ({'full_attention_every': 2}, {'attention_order': 'FW'})
     """
@@ -512,6 +529,15 @@ def order_fields(full: Sequence[bool], other: str) -> dict[str, object]:
 def letters(layers: int, every: int, other: str) -> str:
     """The order in which each n-th layer attends in full; n = 0: none does.
 
+    Parameters
+    ----------
+    layers
+        In all, from 1.
+    every
+        From 0.
+    other
+        Letter of the layers between, W or L.
+
     >>> letters(5, 2, "W")
     'WFWFW'
     """
@@ -520,6 +546,11 @@ def letters(layers: int, every: int, other: str) -> str:
 
 def sharing_schedule(order: str) -> tuple[int, int] | None:
     """First layers with something of their own, and the n of 'then each n-th has'; None for other orders.
+
+    Parameters
+    ----------
+    order
+        F for a layer with something of its own, f for one that reuses it; F first.
 
     >>> sharing_schedule("FFFfffFffF"), sharing_schedule("FfF"), sharing_schedule("FFfFff")
     (None, (1, 2), None)
@@ -540,6 +571,11 @@ def sharing_schedule(order: str) -> tuple[int, int] | None:
 def runs(kinds: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Kinds of layers in their order, each with how many follow each other.
 
+    Parameters
+    ----------
+    kinds
+        Of the layers, in their order.
+
     >>> list(runs("FFW"))
     [('F', 2), ('W', 1)]
     """
@@ -549,6 +585,11 @@ def runs(kinds: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 def repeated_part(order: Sequence[str]) -> int:
     """Layers of the shortest part of which the order is made by repetition; all of them where it is not.
+
+    Parameters
+    ----------
+    order
+        Kinds of the layers, at least one.
 
     >>> repeated_part("FWWFWW"), repeated_part("FWW")
     (3, 3)

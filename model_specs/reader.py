@@ -69,7 +69,13 @@ def hub_names() -> tuple[str, ...]:
 
 @cache
 def load_catalog_model(name: str) -> ModelSpec:
-    """The catalog's model of this name. Raises InputError, with a near miss, where there is none."""
+    """The catalog's model of this name. Raises InputError, with a near miss, where there is none.
+
+    Parameters
+    ----------
+    name
+        One of `catalog_names`, in its spelling.
+    """
     entries = _entries()
     if name not in entries:
         raise InputError(
@@ -96,7 +102,13 @@ _EXPERTS = ("experts", "top_k", "moe_ffn_hidden", "latent_size")
 
 
 def catalog_twin(model: ModelSpec) -> ModelSpec | None:
-    """The catalog's model with the same widths, vocabulary and experts, whatever its number of layers."""
+    """The catalog's model with the same widths, vocabulary and experts, whatever its number of layers.
+
+    Parameters
+    ----------
+    model
+        Whose widths, vocabulary and experts are compared, and nothing else.
+    """
     return _twins().get(_key(model))
 
 
@@ -111,7 +123,13 @@ def _twins() -> dict[tuple[object, ...], ModelSpec]:
 
 def with_twin_facts(model: ModelSpec) -> ModelSpec:
     """The model with what its catalog twin knows and a table of widths leaves out: norms on queries and keys,
-    and node-limited routing."""
+    and node-limited routing.
+
+    Parameters
+    ----------
+    model
+        What it states itself stays as it is.
+    """
     twin = catalog_twin(model)
     if twin is None:
         return model
@@ -198,6 +216,15 @@ def model_from_mapping(
 
     `where` names the mapping in errors (a file, and a path inside it); `name` is the model's where the
     mapping itself gives none. Raises InputError.
+
+    Parameters
+    ----------
+    data
+        Fields by name: those of `ModelSpec`, or of a config.json.
+    where
+        A path, or what the data is.
+    name
+        What to call a model that does not say; None for `model`.
     """
     if not isinstance(data, Mapping):
         raise InputError("must be a mapping of fields", where=where, value=data)
@@ -293,18 +320,38 @@ def flavors() -> tuple[Flavor, ...]:
 
 
 def flavor_named(family: str, name: str) -> Flavor | None:
-    """A flavor by torchtitan's names, in any case of letters; None where its registry has none."""
+    """A flavor by torchtitan's names, in any case of letters; None where its registry has none.
+
+    Parameters
+    ----------
+    family
+        A folder of torchtitan/models.
+    name
+        As its registry calls the flavor; dots, hyphens and underscores count alike.
+    """
     wanted = (_plain(family), _plain(name))
     return next((f for f in flavors() if (_plain(f.family), _plain(f.name)) == wanted), None)
 
 
 def flavor_of_config(config: str) -> Flavor | None:
-    """The flavor whose model and name make up the name of a configuration, such as qwen3_0_6b."""
+    """The flavor whose model and name make up the name of a configuration, such as qwen3_0_6b.
+
+    Parameters
+    ----------
+    config
+        Name of a function of torchtitan's config_registry.py.
+    """
     return next((f for f in flavors() if _plain(f"{f.family}_{f.name}") == _plain(config)), None)
 
 
 def named_config(name: str) -> NamedConfig | None:
-    """What a configuration of torchtitan's own sets; None for a name that is not in the file."""
+    """What a configuration of torchtitan's own sets; None for a name that is not in the file.
+
+    Parameters
+    ----------
+    name
+        Of a function of torchtitan's config_registry.py.
+    """
     entry = _document()["configs"].get(name)
     if entry is None:
         return None
@@ -316,7 +363,15 @@ def named_config(name: str) -> NamedConfig | None:
 
 
 def built_alike(model: ModelSpec, family: str) -> Flavor | None:
-    """The flavor of a family that has the layers, heads, widths and experts of a model; None without one."""
+    """The flavor of a family that has the layers, heads, widths and experts of a model; None without one.
+
+    Parameters
+    ----------
+    model
+        Whose layers, heads, widths and experts are compared; its vocabulary is not.
+    family
+        A folder of torchtitan/models.
+    """
     of_family = (flavor for flavor in flavors() if flavor.family == family)
     return next((f for f in of_family if _sizes(f.model) == _sizes(model)), None)
 

@@ -388,7 +388,13 @@ class ModelSpec(ClosedDocument):
         return self.blocks_of(experts=self.moe is not None)
 
     def blocks_of(self, *, experts: bool) -> BlockShares:
-        """Blocks of a layer with experts or of a dense one; of unlike layers all are the mean layer."""
+        """Blocks of a layer with experts or of a dense one; of unlike layers all are the mean layer.
+
+        Parameters
+        ----------
+        experts
+            Which of them, where the model has layers of both.
+        """
         if self.hybrid_pattern is not None:
             return pattern_shares(self.hybrid_pattern)
         if self.moe is not None and self.moe.every > 1:
@@ -586,13 +592,25 @@ class ModelSpec(ClosedDocument):
         return (*(symbols + AHEAD for symbols in layers[:ahead]), *layers[ahead:])
 
     def with_layers_ahead(self, number: int) -> ModelSpec:
-        """The model as it is trained where so many of its first layers run forward alone."""
+        """The model as it is trained where so many of its first layers run forward alone.
+
+        Parameters
+        ----------
+        number
+            From 0 to `layers`.
+        """
         model = type(self).model_validate(self.model_dump(exclude_unset=True))
         model._layers_ahead = number
         return model
 
     def kind_of(self, symbols: str) -> LayerKind:
-        """The layer that an entry of `unlike_layers` or `unlike_bytes` names."""
+        """The layer that an entry of `unlike_layers` or `unlike_bytes` names.
+
+        Parameters
+        ----------
+        symbols
+            An entry of `symbols`, with or without `AHEAD`.
+        """
         if self.hybrid_pattern is not None:
             return LayerKind(pattern_shares(symbols[:1]), AttentionShares())
         experts = float(symbols[1] == "E")
@@ -752,6 +770,11 @@ _ABOUT_ADAPTERS = frozenset(("linear_attention.own_gates",))
 
 def stated_fields(model: ModelSpec) -> dict[str, object]:
     """The fields that are not at their default and bear on what the language model computes, by dotted name.
+
+    Parameters
+    ----------
+    model
+        As it was read.
 
     >>> from meshwright.model_specs.reader import load_catalog_model
     >>> stated_fields(load_catalog_model("llama-3-8b"))["rope.base"]
