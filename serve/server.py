@@ -206,7 +206,13 @@ class PlannerPage:
         self._copies = max(1, usable_cores() // queue.limits.processes)
 
     async def page(self, request: Request) -> Response:
-        """The page, or one of its parts."""
+        """The page, or one of its parts.
+
+        Parameters
+        ----------
+        request
+            With the `name` of a part in its path, or without for the page itself.
+        """
         name = request.path_params.get("name", "index.html")
         if name == "index.html":
             return _response(
@@ -223,7 +229,18 @@ class PlannerPage:
         return _json(await asyncio.to_thread(self._offer.document))
 
     async def ask(self, request: Request) -> Response:
-        """Takes a question; its answer is fetched later."""
+        """Takes a question; its answer is fetched later.
+
+        Parameters
+        ----------
+        request
+            With the `kind` of question in its path and its fields as a JSON body.
+
+        Returns
+        -------
+        Response
+            202 with the ticket; 400, 404, 415 or 429 with the error.
+        """
         asked = self._questions().get(request.path_params["kind"])
         if asked is None:
             return error_response(404, "no such kind of question", where="kind")
@@ -243,7 +260,13 @@ class PlannerPage:
         return _json(self._queue.document(ticket), 202)
 
     async def answer(self, request: Request) -> Response:
-        """How a question gets on, or its end (DELETE)."""
+        """How a question gets on, or its end (DELETE).
+
+        Parameters
+        ----------
+        request
+            GET or DELETE, with the ticket's `id` in its path.
+        """
         try:
             ticket = self._queue.ticket(request.path_params["id"])
         except InputError as error:
@@ -253,7 +276,13 @@ class PlannerPage:
         return _json(self._queue.document(ticket))
 
     async def text(self, request: Request) -> Response:
-        """A text of an answer, to be kept or shown."""
+        """A text of an answer, to be kept or shown.
+
+        Parameters
+        ----------
+        request
+            With the ticket's `id` and the `name` of a text in its path.
+        """
         name = request.path_params["name"]
         try:
             ticket = self._queue.ticket(request.path_params["id"])

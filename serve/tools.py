@@ -350,7 +350,13 @@ def serve_tools(offer: Offer, folder: Path | None, limits: PageLimits) -> None:
 
 
 def tool_server(tools: PlannerTools) -> Any:
-    """The server of the tools, not yet connected. Raises InputError where the package mcp is not there."""
+    """The server of the tools, not yet connected. Raises InputError where the package mcp is not there.
+
+    Parameters
+    ----------
+    tools
+        Whose methods named in `TOOLS` are offered; their errors are handed on in words.
+    """
     server_class, tool_error = _library()
 
     def told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
