@@ -47,7 +47,17 @@ class NearMissChoice(click.Choice[str]):
     """One of some names; a misspelt one is told its near miss."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name itself, or a usage error."""
+        """The name itself, or a usage error.
+
+        Parameters
+        ----------
+        value
+            As it was typed.
+        param
+            The option, whose name says which words of other programs are known; None outside a command.
+        ctx
+            Of the command, for the message.
+        """
         if value in self.choices:
             return str(value)
         name = "" if param is None else str(param.name)
@@ -73,7 +83,15 @@ class ChoiceIn(NearMissChoice):
         self._spelled = spelled
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name that the value spells, or a usage error."""
+        """The name that the value spells, or a usage error.
+
+        Parameters
+        ----------
+        value
+            As it was typed, or in another spelling of it.
+        param, ctx
+            As `NearMissChoice.convert` takes them.
+        """
         return super().convert(self._spelled(value), param, ctx)
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +113,15 @@ class NumberList(click.ParamType[tuple[float, ...]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """The numbers, or a usage error."""
+        """The numbers, or a usage error.
+
+        Parameters
+        ----------
+        value
+            At most `MOST_NUMBERS` numbers from 0 to `LARGEST_NUMBER`, as text.
+        param, ctx
+            Of the command, for the message.
+        """
         parts = [part.strip() for part in str(value).split(",")]
         if len(parts) > MOST_NUMBERS:
             self.fail(f"at most {MOST_NUMBERS} numbers, got {len(parts)}", param, ctx)
@@ -123,7 +149,17 @@ class Amount(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The amount in bytes, seconds or bytes a second; InputError says what is allowed."""
+        """The amount in bytes, seconds or bytes a second; InputError says what is allowed.
+
+        Parameters
+        ----------
+        value
+            As it was typed, such as `1GiB`.
+        param
+            The option, for the message; None outside a command.
+        ctx
+            Of the command, for the message.
+        """
         from meshwright.planner.calculators import formulas
 
         return formulas.AMOUNT_READERS[self.name](
@@ -137,7 +173,15 @@ class NamedPath(click.Path):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        """The path; BadParameter where it is empty."""
+        """The path; BadParameter where it is empty.
+
+        Parameters
+        ----------
+        value
+            As it was typed.
+        param, ctx
+            Of the command, for the message.
+        """
         if value == "":
             self.fail("the name is empty", param, ctx)
         return super().convert(value, param, ctx)
@@ -282,7 +326,15 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 def complete_model(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
-    """Models of the catalog, or names of the hub from an owner on; files where none begins so."""
+    """Models of the catalog, or names of the hub from an owner on; files where none begins so.
+
+    Parameters
+    ----------
+    context, parameter
+        click hands them to every completion; neither counts.
+    typed
+        What stands before the cursor.
+    """
     from meshwright.model_specs.reader import catalog_names, hub_names
 
     del context, parameter
@@ -292,7 +344,15 @@ def complete_model(
 def complete_cluster(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
-    """Clusters of the catalog; files where none begins so."""
+    """Clusters of the catalog; files where none begins so.
+
+    Parameters
+    ----------
+    context, parameter
+        click hands them to every completion; neither counts.
+    typed
+        What stands before the cursor.
+    """
     from meshwright.cluster_specs.reader import cluster_names
 
     del context, parameter
@@ -341,7 +401,13 @@ def _several(flag: str, help: str, words: Callable[[], Sequence[str]]) -> Callab
 
 
 def plan_options(command: Command) -> Command:
-    """Adds the options of a plan request, and the output folder."""
+    """Adds the options of a plan request, and the output folder.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         *_cluster_options(),
         *_workload_options(has_lengths=True),
@@ -357,7 +423,13 @@ def plan_options(command: Command) -> Command:
 
 
 def placing_options(command: Command) -> Command:
-    """Adds where the ranks of a finished plan are to go."""
+    """Adds where the ranks of a finished plan are to go.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         click.option(
             "--cluster",
@@ -451,7 +523,13 @@ def _cost_options() -> Options:
 
 
 def experts_options(command: Command) -> Command:
-    """Adds the options of ExpertRequest, and of the files to write."""
+    """Adds the options of ExpertRequest, and of the files to write.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         *_cluster_options(),
         *_placement_options(),
@@ -463,7 +541,13 @@ def experts_options(command: Command) -> Command:
 
 
 def batch_options(command: Command) -> Command:
-    """Adds the options of BatchOptions, and the output folder."""
+    """Adds the options of BatchOptions, and the output folder.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         value_option("-o --output", PATH, "DIR", "Journal, plans, results.", required=True),
         _workers(),
@@ -488,7 +572,13 @@ def batch_options(command: Command) -> Command:
 
 
 def fleet_options(command: Command) -> Command:
-    """Adds the options of FleetOptions, and the output folder."""
+    """Adds the options of FleetOptions, and the output folder.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         *_cluster_options(),
         choice_option(
@@ -514,7 +604,13 @@ def fleet_options(command: Command) -> Command:
 
 
 def recommend_options(command: Command) -> Command:
-    """Adds the options of `recommend`, and the output folder."""
+    """Adds the options of `recommend`, and the output folder.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     numbers, amounts = NumberList(int), NumberList(float)
     options = [
         click.option(
@@ -761,7 +857,13 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 
 
 def example_of(command: str) -> str:
-    """The example of a command, in lines that a shell joins; empty where it has none."""
+    """The example of a command, in lines that a shell joins; empty where it has none.
+
+    Parameters
+    ----------
+    command
+        Its name, as it is typed behind `meshwright`.
+    """
     for examples in GROUPS.values():
         if command in examples:
             return _in_lines(f"meshwright {examples[command]}")
