@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
@@ -451,7 +451,7 @@ def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     spanned = [
         k for k, block in enumerate(blocks) if k == 0 or k in outside or block > max(blocks[:k])
     ]
-    return _of_tiers(tuple(tiers[k] for k in spanned), [blocks[k] for k in spanned])
+    return _of_tiers(tiers, blocks, spanned)
 
 
 def full_levels(cluster: ClusterSpec) -> FabricLevels:
@@ -468,7 +468,7 @@ def full_levels(cluster: ClusterSpec) -> FabricLevels:
 @lru_cache(maxsize=16)
 def _full_levels(same: SameCluster) -> FabricLevels:
     tiers = tuple(measured_tiers(same.cluster))
-    return _of_tiers(tiers, _full_blocks(same.cluster, tiers))
+    return _of_tiers(tiers, _full_blocks(same.cluster, tiers), range(len(tiers)))
 
 
 def _full_blocks(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> list[int]:
@@ -478,8 +478,9 @@ def _full_blocks(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> list[int]:
     return blocks
 
 
-def _of_tiers(tiers: tuple[Tier, ...], blocks: list[int]) -> FabricLevels:
-    """Tiers with their blocks in an allocation, as read-only arrays."""
+def _of_tiers(tiers: Sequence[Tier], blocks: Sequence[int], spanned: Iterable[int]) -> FabricLevels:
+    """Those tiers that are spanned with their blocks in an allocation, as read-only arrays."""
+    tiers, blocks = zip(*((tiers[k], blocks[k]) for k in spanned), strict=True)
 
     def numbers(name: str) -> NDArray[np.float64]:
         return _read_only(np.array([getattr(tier, name) for tier in tiers], dtype=np.float64))
@@ -489,9 +490,7 @@ def _of_tiers(tiers: tuple[Tier, ...], blocks: list[int]) -> FabricLevels:
         media=tuple(tier.medium for tier in tiers),
         blocks=_read_only(np.array(blocks, dtype=np.int64)),
         gb_per_s=numbers("gb_per_s"),
-        latency_s=_read_only(
-            np.array([tier.latency_us * 1e-6 for tier in tiers], dtype=np.float64)
-        ),
+        latency_s=_read_only(numbers("latency_us") * 1e-6),
         attained=numbers("attained"),
         all_to_all_attained=numbers("all_to_all_attained"),
         rails=_read_only(np.array([tier.rails for tier in tiers], dtype=np.int64)),
@@ -530,7 +529,7 @@ def _fitted(
         blocks = [size or block for size, block in zip(listed, blocks, strict=True)]
     blocks[-1] = gpus
     spanned = [k for k, block in enumerate(blocks) if k == 0 or block > blocks[k - 1]]
-    return _of_tiers(tuple(tiers[k] for k in spanned), [blocks[k] for k in spanned])
+    return _of_tiers(tiers, blocks, spanned)
 
 
 def _shared_pieces(

@@ -189,7 +189,9 @@ class NamedPath(click.Path):
 
 PATH = NamedPath(path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
-Options = Iterable[Callable[[Any], Any]]
+Option = Callable[[Any], Any]
+"""What click makes: it adds an option to a command."""
+Options = Iterable[Option]
 _PROCESSES = click.IntRange(1, 1024)
 TIME_LIMIT_S = 60.0
 """Of `plan` where nothing else is said."""
@@ -201,9 +203,7 @@ def _add(options: Options, command: Command) -> Command:
     return command
 
 
-def value_option(
-    names: str, kind: Any, metavar: str, help: str, **settings: Any
-) -> Callable[[Any], Any]:
+def value_option(names: str, kind: Any, metavar: str, help: str, **settings: Any) -> Option:
     """An option that takes a value; `names` are the flag, and the parameter where it has another name.
 
     Parameters
@@ -224,7 +224,7 @@ def value_option(
 
 def default_option(
     names: str, kind: Any, default: object, metavar: str | None, help: str
-) -> Callable[[Any], Any]:
+) -> Option:
     """An option that takes a value and whose default `--help` shows.
 
     Parameters
@@ -244,9 +244,7 @@ def default_option(
     return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
 
 
-def choice_option(
-    names: str, where: str, help: str | None = None, **settings: Any
-) -> Callable[[Any], Any]:
+def choice_option(names: str, where: str, help: str | None = None, **settings: Any) -> Option:
     """An option that takes one of the names that a module of meshwright holds: `module.NAMES`.
 
     A default is shown by `--help`.
@@ -290,9 +288,7 @@ _WORDS_OF: Mapping[str, str] = {
 """Where the names of a type of `PlanOptions` are, or of an option without a type of its own."""
 
 
-def plan_option(
-    name: str, help: str, metavar: str | None = None, **settings: Any
-) -> Callable[[Any], Any]:
+def plan_option(name: str, help: str, metavar: str | None = None, **settings: Any) -> Option:
     """An option that `PlanOptions` has: its flag, its type and its default are those that stand there.
 
     Parameters
@@ -394,7 +390,7 @@ def _domain_words() -> tuple[str, ...]:
     return INSIDE_DOMAIN
 
 
-def _several(flag: str, help: str, words: Callable[[], Sequence[str]]) -> Callable[[Any], Any]:
+def _several(flag: str, help: str, words: Callable[[], Sequence[str]]) -> Option:
     """An option that takes some of its words with commas between them, as often as wanted."""
     complete = _complete_words(words)
     return click.option(flag, multiple=True, metavar="A,...", help=help, shell_complete=complete)
@@ -793,16 +789,16 @@ def _cache_options() -> Options:
     yield click.option("--no-cache", is_flag=True, help="Keep no answers, use none.")
 
 
-def _workers() -> Callable[[Any], Any]:
+def _workers() -> Option:
     workers_help = "Processes; one for each core by default."
     return click.option("--workers", type=_PROCESSES, metavar="N", help=workers_help)
 
 
-def _time_limit(words: str) -> Callable[[Any], Any]:
+def _time_limit(words: str) -> Option:
     return click.option("--time-limit", "time_limit_s", type=float, metavar="S", help=words)
 
 
-def _seed() -> Callable[[Any], Any]:
+def _seed() -> Option:
     return default_option("--seed", int, 0, "N", "Seed of the solver.")
 
 

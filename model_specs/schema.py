@@ -194,8 +194,8 @@ class ModelSpec(ClosedDocument):
             raise ValueError(
                 f"moe.dense_layers {self.moe.dense_layers} is more than layers {self.layers}"
             )
-        if self.moe is not None and self.moe.every > 1:
-            self._check_every(self.moe.every)
+        if self.experts_every > 1:
+            self._check_every(self.experts_every)
         if self.hybrid_pattern is not None or self.state_space is not None:
             self._check_hybrid()
         if self.moe is None and self.ffn_hidden == 0 and self.blocks.feed_forward:
@@ -397,8 +397,8 @@ class ModelSpec(ClosedDocument):
         """
         if self.hybrid_pattern is not None:
             return pattern_shares(self.hybrid_pattern)
-        if self.moe is not None and self.moe.every > 1:
-            share = 1.0 / self.moe.every
+        if self.experts_every > 1:
+            share = 1.0 / self.experts_every
             return BlockShares(1.0, 0.0, 1.0 - share, share)
         beside = 1.0 if self.mamba_beside_attention else 0.0
         return BlockShares(1.0, beside, 0.0 if experts else 1.0, 1.0 if experts else 0.0)
@@ -428,7 +428,12 @@ class ModelSpec(ClosedDocument):
     @property
     def has_mean_layers(self) -> bool:
         """Whether layers differ in their blocks all along the model, and are counted by their mean."""
-        return self.hybrid_pattern is not None or (self.moe is not None and self.moe.every > 1)
+        return self.hybrid_pattern is not None or self.experts_every > 1
+
+    @property
+    def experts_every(self) -> int:
+        """The n of 'each n-th layer has experts'; 1 in a dense model too."""
+        return 1 if self.moe is None else self.moe.every
 
     @property
     def encoder(self) -> VisionSpec | None:

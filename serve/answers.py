@@ -109,20 +109,23 @@ class FewestQuestion(PlanQuestion):
         return self
 
 
+ShortName = Annotated[str, Field(max_length=32)]
+
+
 class FilesQuestion(ClosedDocument):
     """What is made of a plan that was found before."""
 
-    plan: Annotated[str, Field(max_length=32)]
+    plan: ShortName
     """What the answer with the plan is called."""
-    target: Annotated[str, Field(max_length=32)] = ""
+    target: ShortName = ""
     """As `meshwright launch --target`; the plan's own framework when empty."""
 
 
 class CompareQuestion(ClosedDocument):
     """Two plans that were found before."""
 
-    first: Annotated[str, Field(max_length=32)]
-    second: Annotated[str, Field(max_length=32)]
+    first: ShortName
+    second: ShortName
 
 
 @dataclass(frozen=True, kw_only=True)

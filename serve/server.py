@@ -88,6 +88,8 @@ _FILE_POLICY = (
 """Of files that are shown: they reach nothing, not even this server."""
 
 
+_Asked = tuple[answers.AnsweredBy, float]
+"""What answers a question, and its seconds at most."""
 _TOO_LARGE = 413, f"at most {MOST_BODY_BYTES:,} bytes may be sent"
 
 
@@ -299,7 +301,7 @@ class PlannerPage:
             headers["Content-Disposition"] = f'attachment; filename="{name}"'
         return _response(data, _TEXTS[ending], headers)
 
-    def _questions(self) -> Mapping[str, Callable[[Mapping[str, object]], tuple[Any, float]]]:
+    def _questions(self) -> Mapping[str, Callable[[Mapping[str, object]], _Asked]]:
         return {
             "plan": lambda fields: self._job(answers.answer_plan, PlanQuestion, fields),
             "sizes": lambda fields: self._job(answers.answer_sizes, SizesQuestion, fields),
@@ -311,20 +313,18 @@ class PlannerPage:
 
     def _job(
         self, function: answers.Function, kind: type[PlanQuestion], fields: Mapping[str, object]
-    ) -> tuple[answers.AnsweredBy, float]:
+    ) -> _Asked:
         question = read_question(kind, fields)
         resolved = self._offer.resolved(question)
         return answers.AnsweredBy(function, resolved, self._copies), question.time_limit
 
-    def _comparison(self, fields: Mapping[str, object]) -> tuple[answers.AnsweredBy, float]:
+    def _comparison(self, fields: Mapping[str, object]) -> _Asked:
         question = read_question(CompareQuestion, fields)
         sides = {"first": question.first, "second": question.second}
         texts = {side: self._plan_of(name) for side, name in sides.items()}
         return answers.AnsweredBy(answers.answer_comparison, texts, 1), LONGEST_S
 
-    def _files(
-        self, function: answers.Function, fields: Mapping[str, object]
-    ) -> tuple[answers.AnsweredBy, float]:
+    def _files(self, function: answers.Function, fields: Mapping[str, object]) -> _Asked:
         question = read_question(FilesQuestion, fields)
         resolved = {"plan": self._plan_of(question.plan), "target": question.target}
         return answers.AnsweredBy(function, resolved, 1), LONGEST_S

@@ -22,6 +22,12 @@ class SourceText:
     name: str
     text: str
 
+    @property
+    def head(self) -> str:
+        """The first line that is neither empty nor a comment; empty where there is none."""
+        lines = self.text.splitlines()
+        return next((line for line in lines if line.strip() and line[0] != "#"), "")
+
     def expected(self, line: int, what: str, got: object) -> InputError:
         """An error at a line (from 1) of this file.
 
