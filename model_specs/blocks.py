@@ -14,6 +14,9 @@ from meshwright.documents import ClosedDocument, left_out_at
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+Kernel = Annotated[int, Field(ge=1, le=64, strict=True)]
+"""Positions that a convolution sees."""
+Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 
@@ -94,7 +97,7 @@ class LinearAttentionSpec(ClosedDocument):
     value_heads: Count
     key_head_dim: Count
     value_head_dim: Count
-    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    conv_kernel: Kernel = 4
     """Positions that the convolution over queries, keys and values sees; lightning attention has none."""
     gate_rank: Count | None = left_out_at(None)
     """Under kda: width between the two matrices that make decays, and between the two of the output gate; one
@@ -268,7 +271,7 @@ class Mamba1Spec(ClosedDocument):
     """Numbers of a token from which the step sizes of all channels are made."""
     state_dim: Count = 16
     """Numbers of the state of a channel."""
-    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    conv_kernel: Kernel = 4
     """Positions that the convolution over channels sees."""
     conv_bias: Flag = True
     inner_norms: Flag = False
@@ -306,7 +309,7 @@ class Mamba2Spec(ClosedDocument):
     """Numbers of the state for each channel of a head."""
     groups: Count = 1
     """Sets of B and C, the state's input and output; each serves `heads / groups` heads."""
-    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    conv_kernel: Kernel = 4
     """Positions that the convolution over channels, B and C sees."""
     conv_bias: Flag = True
     chunk: Annotated[int, Field(ge=16, le=4096, strict=True)] = 128
@@ -468,9 +471,9 @@ class RopeSpec(ClosedDocument):
     """`rope_theta` of a config.json."""
     windowed_base: Positive | None = None
     """Base in layers with a sliding window, where it is another (Gemma 3)."""
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    fraction: Share = 1.0
     """Share of a head's elements that turn (GPT-NeoX 0.25, Nemotron-4 0.5)."""
-    windowed_fraction: Annotated[float, Field(gt=0, le=1)] | None = left_out_at(None)
+    windowed_fraction: Share | None = left_out_at(None)
     """Share in layers with a sliding window, where it is another (Gemma 4)."""
     scaling: RopeScaling | None = None
 

@@ -296,7 +296,9 @@ Reader = Callable[[ConfigFields], object]
 """Reads the value of one field."""
 Record = Mapping[str, object]
 """By field of `ModelSpec`: its reader, a value that holds for the whole family, or a record of its own."""
-Part = Record | Callable[[ConfigFields], Fields]
+FieldReader = Callable[[ConfigFields], Fields]
+"""Reads fields that depend on one another, or refuses a file."""
+Part = Record | FieldReader
 """Some fields of a family: a record, or a function where the fields depend on one another."""
 
 
@@ -393,9 +395,7 @@ def string(key: str, default: str) -> Reader:
     return lambda config: config.text(key, default)
 
 
-def only(
-    key: str, value: bool | int | str, what: str, *, shows_value: bool = True
-) -> Callable[[ConfigFields], Fields]:
+def only(key: str, value: bool | int | str, what: str, *, shows_value: bool = True) -> FieldReader:
     """Refuses a file where a key, `value` by default, says something else; `what` is the reason.
 
     Parameters
@@ -425,7 +425,7 @@ def only(
     return check
 
 
-def absent(key: str, what: str) -> Callable[[ConfigFields], Fields]:
+def absent(key: str, what: str) -> FieldReader:
     """Refuses a file where a key is there and not null; `what` is the reason.
 
     Parameters

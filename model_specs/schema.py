@@ -29,6 +29,7 @@ from meshwright.model_specs.blocks import (
     MoeSpec,
     Positive,
     RopeSpec,
+    Share,
     SparseIndexerSpec,
     VisionSpec,
     WindowHeadsSpec,
@@ -76,7 +77,7 @@ class ModelSpec(ClosedDocument):
     """Whether a layer norm has a shift beside its scale; those of Cohere have none."""
     norm_weights: Flag = left_out_at(True)
     """Whether norms over the hidden width have a scale; those of OLMo's first generation have none."""
-    norm_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    norm_epsilon: Share = 1e-5
     """Added to the mean square, or to the variance, under the root."""
     norm_zero_centered: Flag = False
     """Norms multiply by 1 + weight (Gemma, Nemotron-4), so that weight decay pulls to 1."""

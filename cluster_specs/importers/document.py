@@ -673,11 +673,15 @@ MOST_DEVICES = 1024
 _LEGEND = "X, NV#, PIX, PXB, PHB, NODE or SYS"
 
 
+_Cells = dict[tuple[str, str], str]
+"""By (row, column), each the name of a device."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Matrix:
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
-    cells: dict[tuple[str, str], str]
+    cells: _Cells
 
 
 def read_topo_matrix(source: SourceText, node: ClusterSpec) -> FileFacts:
@@ -713,7 +717,7 @@ def read_topo_matrix(source: SourceText, node: ClusterSpec) -> FileFacts:
 
 def _matrix(source: SourceText) -> _Matrix:
     columns: list[str] = []
-    cells: dict[tuple[str, str], str] = {}
+    cells: _Cells = {}
     lines: dict[str, int] = {}
     for number, raw in enumerate(source.text.splitlines(), start=1):
         words = _ANSI.sub("", raw).split()
@@ -774,7 +778,7 @@ def _header(source: SourceText, number: int, words: list[str]) -> list[str]:
 def _check_mirror(
     source: SourceText,
     gpus: tuple[str, ...],
-    cells: dict[tuple[str, str], str],
+    cells: _Cells,
     lines: dict[str, int],
 ) -> None:
     for gpu in gpus:

@@ -427,9 +427,11 @@ MOST_LINKS: dict[Architecture, int] = {
 """NVLinks of one GPU: V100 6, A100 12, H100 and B200 18 (NVIDIA product briefs)."""
 
 
-def link_fields(
-    links: Mapping[str, Mapping[str, int]], node: ClusterSpec
-) -> tuple[dict[str, object], tuple[str, ...]]:
+NvLinks = Mapping[str, Mapping[str, int]]
+"""By GPU, the number of NVLinks to each other GPU."""
+
+
+def link_fields(links: NvLinks, node: ClusterSpec) -> tuple[dict[str, object], tuple[str, ...]]:
     """Fields of a cluster from each GPU's NVLinks to each other GPU, and notes on them.
 
     A GPU with more links to its peers in all than it has ports reaches them through a switch, with all of
@@ -439,7 +441,7 @@ def link_fields(
     Parameters
     ----------
     links
-        By GPU, the number of NVLinks to each other GPU.
+        Of every GPU of the node, also of one without any.
     node
         The cluster whose node it is; its device says how fast a link is.
     """
@@ -463,7 +465,7 @@ def link_fields(
     return fields, tuple(notes)
 
 
-def _rate_gb_per_s(links: Mapping[str, Mapping[str, int]], node: ClusterSpec) -> float | None:
+def _rate_gb_per_s(links: NvLinks, node: ClusterSpec) -> float | None:
     architecture = node.device.architecture
     if architecture not in LINK_GB_PER_S:
         return None
@@ -476,7 +478,7 @@ def _rate_gb_per_s(links: Mapping[str, Mapping[str, int]], node: ClusterSpec) ->
     return count * LINK_GB_PER_S[architecture] if count else None
 
 
-def _domain_sizes(links: Mapping[str, Mapping[str, int]]) -> list[int]:
+def _domain_sizes(links: NvLinks) -> list[int]:
     unvisited = dict.fromkeys(links)
     sizes = []
     while unvisited:
