@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isfinite
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -56,13 +55,16 @@ if TYPE_CHECKING:
     from meshwright.planner.runs.validation import ValidationReport
 
 
+Progress = Callable[[str], None]
+
+
 # The public functions that make many plans.
 
 
 @known_keywords
 def plan_batch(
-    jobs: str | PathLike[str],
-    output: str | PathLike[str],
+    jobs: FilePath,
+    output: FilePath,
     *,
     workers: int | None = None,
     engine: Literal["local", "ray"] = "local",
@@ -70,10 +72,10 @@ def plan_batch(
     resume: bool = False,
     force: bool = False,
     strict: bool = False,
-    cache: str | PathLike[str] | None = None,
+    cache: FilePath | None = None,
     no_cache: bool = False,
     formats: Sequence[str] = ("csv", "json"),
-    calibration: str | PathLike[str] | None = None,
+    calibration: FilePath | None = None,
     tokens: float | None = None,
     days: float | None = None,
     gpu_hour_price: float | None = None,
@@ -157,12 +159,12 @@ def recommend(
     gpu_hour_price: float | None = None,
     sizes: Sequence[int] = (),
     reserve_gib: Sequence[float] = (),
-    calibration: str | PathLike[str] | None = None,
+    calibration: FilePath | None = None,
     workers: int | None = None,
-    cache: str | PathLike[str] | None = None,
+    cache: FilePath | None = None,
     no_cache: bool = False,
     time_limit_s: float | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     **options: Unpack[TrainingOptions],
 ) -> Recommendation:
     """Find the fewest GPUs, or the cheapest cluster, on which a model reaches a target.
@@ -237,9 +239,6 @@ def recommend(
         },
     )
     return plan_sizes(request, progress or (lambda line: None))
-
-
-Progress = Callable[[str], None]
 
 
 @known_keywords
@@ -491,7 +490,7 @@ def calibrate(
     minutes: float = 10.0,
     model: FilePath | ModelSpec | None = None,
     cluster: FilePath | ClusterSpec | Mapping[str, object] | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> CalibrationReport | MachineReport | None:
     """Learn the constants of a stack from its own measured runs, or of this machine from what it times.
 
@@ -647,18 +646,18 @@ def place_experts(
 @known_keywords
 @takes(PlanOptions)
 def plan_mixed(
-    model: str | PathLike[str] | ModelSpec,
+    model: FilePath | ModelSpec,
     *,
-    cluster: str | PathLike[str] | MixedClusterSpec,
+    cluster: FilePath | MixedClusterSpec,
     global_batch: int,
     choices: bool = True,
     robustness: bool = False,
-    baseline: str | PathLike[str] | None = None,
+    baseline: FilePath | None = None,
     tokens: float | None = None,
     days: float | None = None,
     gpu_hour_price: float | None = None,
     export_model: FilePath | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     **options: Unpack[PlanOptions],
 ) -> MixedResult:
     """Find the fastest plan on a mixed cluster: a pipeline through parts of it, or a plan on one part.
@@ -1000,11 +999,11 @@ def explain(plan: Plan | MixedPlan | FilePath, *, best: bool = False) -> dict[st
     from meshwright.planner.report.mixed_view import explain_parts_document
 
     if isinstance(plan, str) and not Path(plan).exists():
-        from meshwright.planner.report.plan_words import meaning_of, rule_meaning
+        from meshwright.planner.report.plan_words import explained_term
 
-        term = meaning_of(plan) or rule_meaning(plan)
+        term = explained_term(plan)
         if term is not None:
-            return {"term": term[0], "meaning": term[1]}
+            return term
     explained = _laid_out_anywhere(plan)
     if isinstance(explained, MixedPlan):
         near = parts_neighbours(explained)

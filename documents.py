@@ -119,7 +119,13 @@ def require_file(path: Path, where: str) -> None:
 
 
 def is_file(text: str) -> bool:
-    """Whether a user's text, of any length and content, is the path of a file."""
+    """Whether a user's text, of any length and content, is the path of a file.
+
+    Parameters
+    ----------
+    text
+        As a user typed it.
+    """
     try:
         return Path(text).is_file()
     except (OSError, ValueError):
@@ -147,7 +153,13 @@ def path_of(value: object, where: str) -> Path:
 
 
 def path_text(path: Path) -> str:
-    """A path as an error names it: quoted and cut where it cannot be printed as it is."""
+    """A path as an error names it: quoted and cut where it cannot be printed as it is.
+
+    Parameters
+    ----------
+    path
+        Of any length, with any characters.
+    """
     text = str(path)
     return text if text.isprintable() and len(text) <= LONGEST_PATH else shown(text)
 
@@ -403,7 +415,13 @@ class ClosedDocument(BaseModel):
 
 
 def left_out_at(default: object) -> Any:
-    """A field with this default, at which documents say nothing of it, as those from before it was there."""
+    """A field with this default, at which documents say nothing of it, as those from before it was there.
+
+    Parameters
+    ----------
+    default
+        At which the field is not written; compared by ==.
+    """
     return Field(default=default, exclude_if=lambda value: bool(value == default))
 
 
@@ -588,6 +606,11 @@ def _words(kind: str, context: Mapping[str, Any], message: str) -> str:
 
 def field_path(location: Sequence[int | str]) -> str:
     """A pydantic location as a user writes it.
+
+    Parameters
+    ----------
+    location
+        Names of fields and positions in lists, from the root.
 
     >>> field_path(("levels", 0, "gpus"))
     'levels[0].gpus'
@@ -825,7 +848,13 @@ def _listed(names: list[str]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The same plain data with None in place of every number that JSON cannot hold."""
+    """The same plain data with None in place of every number that JSON cannot hold.
+
+    Parameters
+    ----------
+    value
+        Numbers, texts, None, and mappings, lists and tuples of them; tuples become lists.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -107,7 +107,13 @@ class InputError(MeshwrightError, ValueError):
 
 
 def shown(value: object) -> str:
-    """A value as a message can carry it: short, printable, and safe for any size or nesting."""
+    """A value as a message can carry it: short, printable, and safe for any size or nesting.
+
+    Parameters
+    ----------
+    value
+        Of any type; numbers and texts are repeated, of others kind and size are said.
+    """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int):
@@ -125,13 +131,29 @@ def shown(value: object) -> str:
 
 
 def require_whole(name: str, value: object) -> None:
-    """Raises InputError for what is no whole number; True and 8.0 are none."""
+    """Raises InputError for what is no whole number; True and 8.0 are none.
+
+    Parameters
+    ----------
+    name
+        The argument, for the message.
+    value
+        What was given; numpy's integers are whole numbers too.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError("is not a whole number", where=name, value=value)
 
 
 def given_path(value: object, where: str) -> str:
-    """The text of a name or a path. Raises InputError for anything else, such as a number or bytes."""
+    """The text of a name or a path. Raises InputError for anything else, such as a number or bytes.
+
+    Parameters
+    ----------
+    value
+        What a caller gave.
+    where
+        The argument, for the message.
+    """
     text = value.__fspath__() if isinstance(value, PathLike) else value
     if not isinstance(text, str):
         raise InputError("must be a name or a path", where=where, value=type(value).__name__)
@@ -139,7 +161,15 @@ def given_path(value: object, where: str) -> str:
 
 
 def require_number(name: str, value: object) -> None:
-    """Raises InputError for what is no real number; True is none."""
+    """Raises InputError for what is no real number; True is none.
+
+    Parameters
+    ----------
+    name
+        The argument, for the message.
+    value
+        What was given; numpy's numbers are numbers too, and so are infinity and NaN.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError("is not a number", where=name, value=value)
 
@@ -222,7 +252,19 @@ def known_keywords(function: Callable[Arguments, Result]) -> Callable[Arguments,
 def refuse_unknown(
     names: Iterable[str], known: Collection[str], *, where: str, what: str = "is no argument"
 ) -> None:
-    """Raises InputError for the first name that is none of those known to `where`; `what` is said of it."""
+    """Raises InputError for the first name that is none of those known to `where`; `what` is said of it.
+
+    Parameters
+    ----------
+    names
+        As they were given.
+    known
+        Those that there are.
+    where
+        The function, option or file that they were given to, for the message.
+    what
+        The end of its sentence.
+    """
     for name in names:
         near = None if name in known else near_miss(name, known)
         check_choice(name, known, where, what, near)
@@ -235,13 +277,35 @@ def check_choice(
     what: str,
     did_you_mean: str | None = None,
 ) -> None:
-    """Raises InputError for a value that is none of those allowed; `what` is said of it."""
+    """Raises InputError for a value that is none of those allowed; `what` is said of it.
+
+    Parameters
+    ----------
+    value
+        What was given.
+    allowed
+        What may be, in the order in which the message lists it.
+    where
+        The argument, for the message.
+    what
+        The end of its sentence, such as "no such part".
+    did_you_mean
+        The one that was likely meant; none is named when None.
+    """
     if value not in allowed:
         raise InputError(what, where=where, value=value, allowed=allowed, did_you_mean=did_you_mean)
 
 
 def listed(choices: Collection[str], most: int = LONGEST_CHOICE_LIST) -> str:
-    """Choices joined by commas, cut short where there are more than `most`."""
+    """Choices joined by commas, cut short where there are more than `most`.
+
+    Parameters
+    ----------
+    choices
+        In the order in which they are listed.
+    most
+        How many are, at least 1.
+    """
     names = list(choices)
     unlisted = len(names) - most
     text = ", ".join(names[:most])
@@ -249,7 +313,18 @@ def listed(choices: Collection[str], most: int = LONGEST_CHOICE_LIST) -> str:
 
 
 def message_of(error: Exception) -> tuple[str, ExitCode]:
-    """What a user is told of any exception, and the exit code that it ends a command with."""
+    """What a user is told of any exception, and the exit code that it ends a command with.
+
+    Parameters
+    ----------
+    error
+        Of any kind; only errors that meshwright and the system raise on purpose are the user's.
+
+    Returns
+    -------
+    (str, ExitCode)
+        The message is a sentence, or several lines of them.
+    """
     if isinstance(error, MeshwrightError) and error.exit_code != ExitCode.INTERNAL:
         return str(error), error.exit_code
     if isinstance(error, OSError) and error.strerror:
@@ -263,6 +338,13 @@ def message_of(error: Exception) -> tuple[str, ExitCode]:
 
 def suggestion(word: object, choices: Iterable[str]) -> str:
     """The end of a message about an unknown word: the near miss, if there is one, and what is allowed.
+
+    Parameters
+    ----------
+    word
+        As it was typed; of anything but a text no near one is named.
+    choices
+        That there are; they are listed in alphabetical order.
 
     >>> suggestion("lama", ["llama", "gpt"])
     " (did you mean 'llama'?); allowed: gpt, llama"
@@ -280,6 +362,13 @@ def _remedy(did_you_mean: str | None, allowed: Collection[str]) -> str:
 
 def near_miss(word: object, choices: Iterable[str]) -> str | None:
     """The choice that a misspelt word or a part of a name most likely meant, or None.
+
+    Parameters
+    ----------
+    word
+        As it was typed; None is returned for anything but a text.
+    choices
+        That there are, of which the first 500 are looked at.
 
     >>> near_miss("Flash Atention", ["flash_attention", "eager"])
     'flash_attention'

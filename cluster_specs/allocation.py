@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
@@ -28,7 +28,15 @@ from meshwright.errors import InputError, require_whole, shown, suggestion
 
 
 def node_name(cluster: ClusterSpec, index: int) -> str:
-    """The name of a node, counted from 0: as listed, or by the cluster's pattern, which counts from 1."""
+    """The name of a node, counted from 0: as listed, or by the cluster's pattern, which counts from 1.
+
+    Parameters
+    ----------
+    cluster
+        Whose nodes are listed, or numbered by its pattern.
+    index
+        From 0, below the number of nodes.
+    """
     if cluster.nodes:
         return cluster.nodes[index].name
     return cluster.node_name_pattern.format(index + 1)
@@ -38,13 +46,26 @@ def names_are_known(cluster: ClusterSpec) -> bool:
     """Whether node names are those of hosts: listed, or by a pattern of the cluster's own.
 
     The default pattern only counts nodes: there are no hosts of these names.
+
+    Parameters
+    ----------
+    cluster
+        Whose nodes are listed, or numbered by its pattern.
     """
     default = ClusterSpec.model_fields["node_name_pattern"].default
     return bool(cluster.nodes) or cluster.node_name_pattern != default
 
 
 def check_gpus(cluster: ClusterSpec, gpus: int) -> None:
-    """Raises InputError, with both numbers, if the cluster has not that many GPUs."""
+    """Raises InputError, with both numbers, if the cluster has not that many GPUs.
+
+    Parameters
+    ----------
+    cluster
+        As far as it is free: of listed nodes their free GPUs count.
+    gpus
+        Asked for, from 1; a whole number.
+    """
     require_whole("gpus", gpus)
     if not 1 <= gpus <= cluster.gpus:
         chosen = any(node.free_gpus == 0 for node in cluster.nodes)
@@ -59,6 +80,18 @@ def allocated_gpus(cluster: ClusterSpec, gpus: int | None) -> int:
     """The GPUs to plan for: those asked for, or all of a cluster that has a size of its own.
 
     Raises InputError if the cluster has fewer, or is a kind of node in any number and `gpus` is not given.
+
+    Parameters
+    ----------
+    cluster
+        A machine, or a kind of node in any number (`elastic`).
+    gpus
+        Asked for, from 1; None for all of a machine.
+
+    Returns
+    -------
+    int
+        From 1 to the cluster's GPUs.
     """
     if gpus is None and cluster.elastic:
         raise InputError(
@@ -76,6 +109,18 @@ def expand_nodes(cluster: ClusterSpec, gpus: int) -> list[tuple[str, int]]:
     Without a list, the first nodes: they are numbered without gaps, also where racks are not filled (64 of
     72 GPUs). Of listed nodes those with the most free GPUs, so that their order in the list decides nothing.
     Raises InputError if the cluster has fewer.
+
+    Parameters
+    ----------
+    cluster
+        With a list of nodes, or without.
+    gpus
+        From 1 to the cluster's free GPUs.
+
+    Returns
+    -------
+    list of (str, int)
+        Nodes that are used, in the order of the list, each with 1 to `gpus_per_node` GPUs; together `gpus`.
     """
     check_gpus(cluster, gpus)
     nodes = list(_nodes(cluster, gpus))
@@ -116,6 +161,13 @@ def first_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     """The same cluster with only the GPUs of `expand_nodes` free; itself without a list.
 
     Nodes keep their places in the list. Raises InputError if the cluster has fewer.
+
+    Parameters
+    ----------
+    cluster
+        With a list of nodes, or without.
+    gpus
+        From 1 to the cluster's free GPUs.
     """
     if not cluster.nodes or gpus == cluster.gpus:
         return cluster
@@ -130,6 +182,18 @@ def only_nodes(cluster: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     """The same cluster with only the nodes of these names free; they keep their places in the list.
 
     Raises InputError where the cluster lists no nodes, or none of a name, or nothing of them is free.
+
+    Parameters
+    ----------
+    cluster
+        That lists its nodes.
+    names
+        Of nodes in the list, at least one of them with a free GPU.
+
+    Raises
+    ------
+    InputError
+        Where the cluster lists no nodes or none of a name, or nothing of them is free.
     """
     listed_names = {node.name for node in cluster.nodes}
     if not listed_names:
@@ -164,13 +228,27 @@ def only_nodes(cluster: ClusterSpec, names: Collection[str]) -> ClusterSpec:
 
 
 def lies_alike(cluster: ClusterSpec) -> bool:
-    """Whether a cluster is a kind of node in any number on one switch: no matter which of them a job gets."""
+    """Whether a cluster is a kind of node in any number on one switch: no matter which of them a job gets.
+
+    Parameters
+    ----------
+    cluster
+        A catalog's entry, or what a file made of one.
+    """
     one_node = cluster.nvlink_domain <= cluster.gpus_per_node
     return cluster.elastic and not cluster.nodes and not cluster.levels and one_node
 
 
 def of_nodes(cluster: ClusterSpec, free: Mapping[str, int]) -> ClusterSpec:
-    """The nodes of these names and free GPUs, all of the kind of a cluster that `lies_alike`."""
+    """The nodes of these names and free GPUs, all of the kind of a cluster that `lies_alike`.
+
+    Parameters
+    ----------
+    cluster
+        A kind of node, for which `lies_alike` holds.
+    free
+        Free GPUs by name of node, each 0 to `gpus_per_node`, not all 0.
+    """
     nodes = tuple(NodeSpec(name=name, free_gpus=gpus) for name, gpus in free.items())
     if not any(free.values()):
         raise InputError("no GPU of these nodes is free", where="nodes")
@@ -243,6 +321,13 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     pod, and none is left out for holding the whole allocation: a mapping need not put it into one block.
 
     Raises InputError if `gpus` is below 1 or above what the cluster has.
+
+    Parameters
+    ----------
+    cluster
+        The machine.
+    gpus
+        Size of the allocation, from 1 to the cluster's GPUs.
     """
     check_gpus(cluster, gpus)
     return _levels(SameCluster(cluster), gpus)
@@ -318,6 +403,11 @@ def is_irregular(cluster: ClusterSpec) -> bool:
 
     Nodes of one leaf with unequal free GPUs are irregular too: their largest common piece would otherwise be
     the NVLink block of all of them. So is an allocation from which a search may leave out any GPU.
+
+    Parameters
+    ----------
+    cluster
+        With a list of nodes, or without: without one it never is.
     """
     links = uplinks(cluster)
     if links.leaves and (cluster.takes_any_gpus or len(_free_counts(cluster)) > 1):
@@ -326,7 +416,13 @@ def is_irregular(cluster: ClusterSpec) -> bool:
 
 
 def leaves_are_nodes(cluster: ClusterSpec) -> bool:
-    """Whether a listed leaf is one node, so that the first level outside nodes is that of pods."""
+    """Whether a listed leaf is one node, so that the first level outside nodes is that of pods.
+
+    Parameters
+    ----------
+    cluster
+        One that lists no leaves has none that are.
+    """
     is_listed = any(node.leaf is not None for node in cluster.nodes)
     return is_listed and bool(cluster.levels) and cluster.levels[0].gpus == cluster.gpus_per_node
 
@@ -355,18 +451,24 @@ def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     spanned = [
         k for k, block in enumerate(blocks) if k == 0 or k in outside or block > max(blocks[:k])
     ]
-    return _of_tiers(tuple(tiers[k] for k in spanned), [blocks[k] for k in spanned])
+    return _of_tiers(tiers, blocks, spanned)
 
 
 def full_levels(cluster: ClusterSpec) -> FabricLevels:
-    """The levels at their full size, whatever the allocation: no allocation packs more GPUs into a block."""
+    """The levels at their full size, whatever the allocation: no allocation packs more GPUs into a block.
+
+    Parameters
+    ----------
+    cluster
+        The machine; free GPUs do not matter but for the outermost block.
+    """
     return _full_levels(SameCluster(cluster))
 
 
 @lru_cache(maxsize=16)
 def _full_levels(same: SameCluster) -> FabricLevels:
     tiers = tuple(measured_tiers(same.cluster))
-    return _of_tiers(tiers, _full_blocks(same.cluster, tiers))
+    return _of_tiers(tiers, _full_blocks(same.cluster, tiers), range(len(tiers)))
 
 
 def _full_blocks(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> list[int]:
@@ -376,8 +478,9 @@ def _full_blocks(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> list[int]:
     return blocks
 
 
-def _of_tiers(tiers: tuple[Tier, ...], blocks: list[int]) -> FabricLevels:
-    """Tiers with their blocks in an allocation, as read-only arrays."""
+def _of_tiers(tiers: Sequence[Tier], blocks: Sequence[int], spanned: Iterable[int]) -> FabricLevels:
+    """Those tiers that are spanned with their blocks in an allocation, as read-only arrays."""
+    tiers, blocks = zip(*((tiers[k], blocks[k]) for k in spanned), strict=True)
 
     def numbers(name: str) -> NDArray[np.float64]:
         return _read_only(np.array([getattr(tier, name) for tier in tiers], dtype=np.float64))
@@ -387,9 +490,7 @@ def _of_tiers(tiers: tuple[Tier, ...], blocks: list[int]) -> FabricLevels:
         media=tuple(tier.medium for tier in tiers),
         blocks=_read_only(np.array(blocks, dtype=np.int64)),
         gb_per_s=numbers("gb_per_s"),
-        latency_s=_read_only(
-            np.array([tier.latency_us * 1e-6 for tier in tiers], dtype=np.float64)
-        ),
+        latency_s=_read_only(numbers("latency_us") * 1e-6),
         attained=numbers("attained"),
         all_to_all_attained=numbers("all_to_all_attained"),
         rails=_read_only(np.array([tier.rails for tier in tiers], dtype=np.int64)),
@@ -428,7 +529,7 @@ def _fitted(
         blocks = [size or block for size, block in zip(listed, blocks, strict=True)]
     blocks[-1] = gpus
     spanned = [k for k, block in enumerate(blocks) if k == 0 or block > blocks[k - 1]]
-    return _of_tiers(tuple(tiers[k] for k in spanned), [blocks[k] for k in spanned])
+    return _of_tiers(tiers, blocks, spanned)
 
 
 def _shared_pieces(
@@ -509,12 +610,32 @@ def allocation_of(cluster: ClusterSpec, gpus: int) -> AllocatedBlocks:
     nodes in their order. Nodes without free GPUs are passed over.
 
     Raises InputError if the cluster has fewer than `gpus`.
+
+    Parameters
+    ----------
+    cluster
+        The machine.
+    gpus
+        Size of the allocation, from 1 to the cluster's GPUs.
     """
     return _allocation(SameCluster(cluster), gpus)
 
 
 def allocated_places(cluster: ClusterSpec, gpus: int) -> list[Place]:
-    """(node, local GPU) of every GPU of `allocation_of`."""
+    """(node, local GPU) of every GPU of `allocation_of`.
+
+    Parameters
+    ----------
+    cluster
+        The machine.
+    gpus
+        Size of the allocation, from 1 to the cluster's GPUs.
+
+    Returns
+    -------
+    list of (int, int)
+        One for each GPU, both from 0, in the order of `allocation_of`.
+    """
     return list(_allocated_places(SameCluster(cluster), gpus))
 
 
@@ -525,7 +646,15 @@ def _allocated_places(same: SameCluster, gpus: int) -> tuple[Place, ...]:
 
 
 def nodes_in_turn(cluster: ClusterSpec, gpus: int) -> AllocatedBlocks:
-    """The first nodes of a cluster that lists none, whatever blocks they cut: in as few as there can be."""
+    """The first nodes of a cluster that lists none, whatever blocks they cut: in as few as there can be.
+
+    Parameters
+    ----------
+    cluster
+        Without a list of nodes.
+    gpus
+        Size of the allocation, from 1 to the cluster's GPUs.
+    """
     numbers = np.arange(gpus, dtype=np.int64)
     places = np.stack([numbers // cluster.gpus_per_node, numbers % cluster.gpus_per_node], axis=1)
     return _standing_at(cluster, places)

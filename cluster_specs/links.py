@@ -53,7 +53,18 @@ class Outline:
     """Links of a node, then of a block of each outer level but the last, to the level above."""
 
     def names_at(self, gpu: int) -> list[str]:
-        """The node of a GPU of the allocation, and its blocks."""
+        """The node of a GPU of the allocation, and its blocks.
+
+        Parameters
+        ----------
+        gpu
+            From 0, in the order of `allocation_of`.
+
+        Returns
+        -------
+        list of str
+            From the node outwards; blocks of a level are numbered from 0, the outermost is `root`.
+        """
         last = len(self.levels.blocks) - 1
         names = [f"node{gpu // self.node_gpus}"]
         for depth in self.outer:
@@ -63,7 +74,15 @@ class Outline:
 
 
 def outline_of(cluster: ClusterSpec, gpus: int) -> Outline:
-    """The levels under an allocation whose nodes are alike."""
+    """The levels under an allocation whose nodes are alike.
+
+    Parameters
+    ----------
+    cluster
+        The machine; listed nodes must not be irregular.
+    gpus
+        Size of the allocation, from 1 to the cluster's GPUs.
+    """
     levels = fabric_levels(cluster, gpus)
     # GPUs of one leaf: the node, or the piece of it that an allocation with part-filled nodes counts by.
     inside_node = [
@@ -86,7 +105,15 @@ def outline_of(cluster: ClusterSpec, gpus: int) -> Outline:
 
 
 def level_joints(cluster: ClusterSpec, names: Sequence[str]) -> list[Joint]:
-    """How the blocks inside some levels, given by name, are joined."""
+    """How the blocks inside some levels, given by name, are joined.
+
+    Parameters
+    ----------
+    cluster
+        Whose `levels` say how their blocks are joined.
+    names
+        Of levels; one that the cluster does not name, such as `fabric`, is joined by switches.
+    """
     joints: dict[str, Joint] = {}
     below = max(cluster.nvlink_domain, cluster.gpus_per_node)
     for level in cluster.levels:
@@ -104,6 +131,18 @@ def halves_cut_gb_per_s(first: tuple[float, ...], second: tuple[float, ...], joi
     carry, or the other's. Direct links are spread evenly over the other blocks of the machine: those between
     the two sides are cut, and of the detours over blocks that are on neither the links of the side that has
     less. Infinite where one side has none.
+
+    Parameters
+    ----------
+    first, second
+        Up-links of the sub-blocks on either side, GB/s in one direction, above 0.
+    joint
+        How the block joins its sub-blocks.
+
+    Returns
+    -------
+    float
+        GB/s in one direction.
     """
     if not first or not second:
         return float("inf")
@@ -137,6 +176,11 @@ def listed_fabric(cluster: ClusterSpec) -> ListedFabric:
 
     A node's link is that of its free GPUs' NICs (inside a rack, NVLink); those of leaves and pods are what
     the job has of them (`uplinks`). Nodes of a list without leaves hang on the core.
+
+    Parameters
+    ----------
+    cluster
+        That lists its nodes.
     """
     links, pods, racks = uplinks(cluster), _has_pods(cluster), leaves_are_domains(cluster)
     inside_gb_per_s = float(full_levels(cluster).gb_per_s[0])
@@ -161,7 +205,18 @@ def _has_pods(cluster: ClusterSpec) -> bool:
 
 
 def listed_joints(cluster: ClusterSpec) -> list[Joint]:
-    """How nodes are joined in leaves, leaves in pods (or in the core, where there are none), pods in it."""
+    """How nodes are joined in leaves, leaves in pods (or in the core, where there are none), pods in it.
+
+    Parameters
+    ----------
+    cluster
+        That lists its nodes.
+
+    Returns
+    -------
+    list of Joint
+        From the inside out: of leaves, of pods where there are any, of the core.
+    """
     first = first_outside_a_leaf(cluster)
     names = [level.name for level in cluster.levels]
     joints = []

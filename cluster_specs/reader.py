@@ -54,7 +54,13 @@ def cluster_names() -> tuple[str, ...]:
 
 @cache
 def load_device(name: str) -> DeviceSpec:
-    """A device by its catalog name. Raises InputError with the names there are."""
+    """A device by its catalog name. Raises InputError with the names there are.
+
+    Parameters
+    ----------
+    name
+        One of `device_names`.
+    """
     entry = _entries("devices.yaml").get(name)
     if entry is None:
         raise not_in_catalog("device", name, device_names())
@@ -63,13 +69,25 @@ def load_device(name: str) -> DeviceSpec:
 
 @cache
 def load_cluster(name: str) -> ClusterSpec:
-    """A kind of node or a cluster by its catalog name. Raises InputError with the names there are."""
+    """A kind of node or a cluster by its catalog name. Raises InputError with the names there are.
+
+    Parameters
+    ----------
+    name
+        One of `cluster_names`.
+    """
     fields = cluster_fields(name)
     return ClusterSpec.model_validate({**fields, "device": load_device(fields["device"])})
 
 
 def cluster_fields(name: str) -> dict[str, Any]:
-    """The fields of a catalog entry, those of its base included; `device` is a catalog name."""
+    """The fields of a catalog entry, those of its base included; `device` is a catalog name.
+
+    Parameters
+    ----------
+    name
+        One of `cluster_names`.
+    """
     nodes, clusters = _entries("nodes.yaml"), _entries("clusters.yaml")
     if name in nodes:
         return {"name": name, "gpus": ELASTIC_GPUS, "elastic": True, **nodes[name]}
@@ -82,7 +100,17 @@ def cluster_fields(name: str) -> dict[str, Any]:
 
 
 def not_in_catalog(where: str, name: object, names: tuple[str, ...]) -> InputError:
-    """The error about a name that is none of the catalog's, with the near miss."""
+    """The error about a name that is none of the catalog's, with the near miss.
+
+    Parameters
+    ----------
+    where
+        The field or option that holds the name, for the message.
+    name
+        As it was typed.
+    names
+        That there are.
+    """
     near = near_miss(name, names)
     return InputError(
         "not in the catalog", where=where, value=name, did_you_mean=near, allowed=names
@@ -90,7 +118,18 @@ def not_in_catalog(where: str, name: object, names: tuple[str, ...]) -> InputErr
 
 
 def node_kind_of(device: str) -> str | None:
-    """The kind of node that stands in for what a description of this device leaves out."""
+    """The kind of node that stands in for what a description of this device leaves out.
+
+    Parameters
+    ----------
+    device
+        Catalog name of a device.
+
+    Returns
+    -------
+    str or None
+        Catalog name of the first kind of node with it; None where no kind has it.
+    """
     return next(
         (name for name, entry in _entries("nodes.yaml").items() if entry["device"] == device), None
     )
@@ -216,6 +255,18 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     levels: a kind of node with another network stays one of any size. Without a base, those that the data
     leaves out or gives as null are taken from the catalog's node with that device and listed in `assumed`;
     `gpus` may be left out where `nodes` lists them.
+
+    Parameters
+    ----------
+    data
+        Fields by name, as a cluster file has them.
+    where
+        A path, or what the data is.
+
+    Raises
+    ------
+    InputError
+        For a field that there is not, one that is missing, and values that do not fit each other.
     """
     stated = {key: value for key, value in data.items() if value is not None}
     if "parts" in stated:

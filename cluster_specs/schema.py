@@ -166,7 +166,13 @@ class ClusterSpec(ClosedDocument):
         return self._takes_any_gpus
 
     def with_any_gpus(self, *, allowed: bool = True) -> Self:
-        """The same cluster for a search that may leave out GPUs of any listed node; no document says so."""
+        """The same cluster for a search that may leave out GPUs of any listed node; no document says so.
+
+        Parameters
+        ----------
+        allowed
+            Whether it may; False takes the permission back.
+        """
         copy = self.model_copy()
         copy._takes_any_gpus = allowed
         return copy

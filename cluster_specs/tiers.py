@@ -48,22 +48,53 @@ class Uplinks:
 
 
 def nominal_nic_gb_per_s(cluster: ClusterSpec) -> float:
-    """Of one GPU: the rate that levels divide by their oversubscription. 8 gigabit are a gigabyte."""
+    """Of one GPU: the rate that levels divide by their oversubscription. 8 gigabit are a gigabyte.
+
+    Parameters
+    ----------
+    cluster
+        With or without listed nodes whose NICs differ.
+
+    Returns
+    -------
+    float
+        GB/s in one direction: of the cluster's NIC, or of the slowest that is in use where all are faster.
+    """
     return max(cluster.nic_gbps_per_gpu, cluster.slowest_nic_gbps_per_gpu) / 8
 
 
 def free_of(node: NodeSpec, gpus_per_node: int) -> int:
-    """Free GPUs of a node."""
+    """Free GPUs of a node.
+
+    Parameters
+    ----------
+    node
+        Of a list.
+    gpus_per_node
+        GPUs of a whole node, which are free where the list does not say.
+    """
     return gpus_per_node if node.free_gpus is None else node.free_gpus
 
 
 def free_by_name(cluster: ClusterSpec) -> dict[str, int]:
-    """Free GPUs of the nodes that a cluster lists."""
+    """Free GPUs of the nodes that a cluster lists.
+
+    Parameters
+    ----------
+    cluster
+        Without a list there are none.
+    """
     return {node.name: free_of(node, cluster.gpus_per_node) for node in cluster.nodes}
 
 
 def leaves_are_domains(cluster: ClusterSpec) -> bool:
-    """Whether the leaves of listed nodes are scale-up domains: racks of several nodes, no leaf larger."""
+    """Whether the leaves of listed nodes are scale-up domains: racks of several nodes, no leaf larger.
+
+    Parameters
+    ----------
+    cluster
+        One that lists no leaves has none that are.
+    """
     if cluster.nvlink_domain <= cluster.gpus_per_node:
         return False
     sizes: dict[Key, int] = {}
@@ -75,7 +106,18 @@ def leaves_are_domains(cluster: ClusterSpec) -> bool:
 
 
 def first_outside_a_leaf(cluster: ClusterSpec) -> int:
-    """Which of the cluster's levels the up-links of a leaf run in; those of a pod run in the next."""
+    """Which of the cluster's levels the up-links of a leaf run in; those of a pod run in the next.
+
+    Parameters
+    ----------
+    cluster
+        One that lists no leaves counts as one whose leaves join nodes.
+
+    Returns
+    -------
+    int
+        Position in `levels`: 0 where leaves are scale-up domains, else 1.
+    """
     return 0 if leaves_are_domains(cluster) else 1
 
 
@@ -83,6 +125,18 @@ def link_gb_per_s(cluster: ClusterSpec, level: int) -> float:
     """Of one GPU, the links that join the blocks below level `level` of the cluster, whoever uses them.
 
     What crosses a level crosses all inside it, so the worst oversubscription so far counts.
+
+    Parameters
+    ----------
+    cluster
+        With levels, or without: then nothing is oversubscribed.
+    level
+        Position in `levels`, from 0; past the last one all levels count.
+
+    Returns
+    -------
+    float
+        GB/s in one direction.
     """
     inside = cluster.levels[: level + 1]
     worst = max((inner.oversubscription for inner in inside), default=1.0)
@@ -90,7 +144,20 @@ def link_gb_per_s(cluster: ClusterSpec, level: int) -> float:
 
 
 def unlisted_gb_per_s(cluster: ClusterSpec, level: int) -> float:
-    """The same of what others leave, where none of the blocks that it uses is listed."""
+    """The same of what others leave, where none of the blocks that it uses is listed.
+
+    Parameters
+    ----------
+    cluster
+        With levels.
+    level
+        Position in `levels`, from 0.
+
+    Returns
+    -------
+    float
+        GB/s in one direction, less the `background` of the level below.
+    """
     background = cluster.levels[level - 1].background or 0.0 if level else 0.0
     return link_gb_per_s(cluster, level) * (1.0 - background)
 
@@ -113,6 +180,11 @@ def uplinks(cluster: ClusterSpec) -> Uplinks:
 
     Without a `background`, a job has the share of its free GPUs: the others' GPUs use theirs. With one it has
     what that leaves of the whole link, but no more than the NICs of its free GPUs.
+
+    Parameters
+    ----------
+    cluster
+        Without listed leaves there are none.
     """
     return _uplinks(SameCluster(cluster))
 
@@ -221,6 +293,11 @@ def measured_tiers(cluster: ClusterSpec) -> Iterator[Tier]:
     """The tiers, from the inside outwards, with what was measured; of several measurements the last counts.
 
     Raises InputError where a scale-up domain has no rate.
+
+    Parameters
+    ----------
+    cluster
+        With its `measured` entries.
     """
     for tier in _tiers(cluster):
         changed = tier
@@ -301,6 +378,16 @@ def level_rates(cluster: ClusterSpec) -> list[float]:
 
     Where leaves and pods are listed, that of the block with the least left for each free GPU: it paces what
     crosses the level, wherever it is used.
+
+    Parameters
+    ----------
+    cluster
+        With levels; none gives an empty list.
+
+    Returns
+    -------
+    list of float
+        By level, from the inside out; never rising.
     """
     nic = cluster.slowest_nic_gbps_per_gpu / 8
     first, listed = first_outside_a_leaf(cluster), uplinks(cluster)
@@ -322,6 +409,18 @@ def neighbour_share(level: FabricLevelSpec, blocks: int) -> float:
     a third block, of which all have B - 2 (non-minimal routing; Kim et al. 2008, "Technology-driven,
     highly-scalable dragonfly topology", ISCA, section 4): with c + 2 (r - c) = 1 and c = 1 / (B - 1),
     r = B / (2 (B - 1)). An all-to-all over all blocks uses every link once and loses nothing.
+
+    Parameters
+    ----------
+    level
+        Joined by switches, for which the share is 1, or directly.
+    blocks
+        B, how many blocks the level joins, from 1.
+
+    Returns
+    -------
+    float
+        Above 1/2 to 1.
     """
     if level.joined != "direct" or blocks < 3:
         return 1.0

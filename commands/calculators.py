@@ -33,7 +33,13 @@ def _show(calculator: str, document: dict[str, Any]) -> None:
 
 
 def operation_word(text: str) -> str:
-    """The name of a collective that nccl-tests writes as `all_reduce_perf` or `alltoall`."""
+    """The name of a collective that nccl-tests writes as `all_reduce_perf` or `alltoall`.
+
+    Parameters
+    ----------
+    text
+        In any case of letters, with or without `_perf`.
+    """
     word = text.lower().removesuffix("_perf").replace("_", "-")
     if word in _JOINED:
         for first in ("all", "reduce"):

@@ -43,6 +43,15 @@ class _Progress:
         self._task: TaskID | None = None
 
     def start(self, jobs: int, already: int) -> None:
+        """Says how much there is to do.
+
+        Parameters
+        ----------
+        jobs
+            Of the file.
+        already
+            Of these, done by an earlier command with the same folder.
+        """
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -63,6 +72,17 @@ class _Progress:
             self._bar.start()
 
     def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
+        """Says how one job ended.
+
+        Parameters
+        ----------
+        row
+            Of the results, as `BatchReport.rows` has them.
+        cached
+            Whether the answer was kept from before.
+        seconds
+            That the job took.
+        """
         from meshwright.planner.report.many_view import job_line
 
         text = job_line(row, cached, seconds)

@@ -47,7 +47,17 @@ class NearMissChoice(click.Choice[str]):
     """One of some names; a misspelt one is told its near miss."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name itself, or a usage error."""
+        """The name itself, or a usage error.
+
+        Parameters
+        ----------
+        value
+            As it was typed.
+        param
+            The option, whose name says which words of other programs are known; None outside a command.
+        ctx
+            Of the command, for the message.
+        """
         if value in self.choices:
             return str(value)
         name = "" if param is None else str(param.name)
@@ -73,7 +83,15 @@ class ChoiceIn(NearMissChoice):
         self._spelled = spelled
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name that the value spells, or a usage error."""
+        """The name that the value spells, or a usage error.
+
+        Parameters
+        ----------
+        value
+            As it was typed, or in another spelling of it.
+        param, ctx
+            As `NearMissChoice.convert` takes them.
+        """
         return super().convert(self._spelled(value), param, ctx)
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +113,15 @@ class NumberList(click.ParamType[tuple[float, ...]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """The numbers, or a usage error."""
+        """The numbers, or a usage error.
+
+        Parameters
+        ----------
+        value
+            At most `MOST_NUMBERS` numbers from 0 to `LARGEST_NUMBER`, as text.
+        param, ctx
+            Of the command, for the message.
+        """
         parts = [part.strip() for part in str(value).split(",")]
         if len(parts) > MOST_NUMBERS:
             self.fail(f"at most {MOST_NUMBERS} numbers, got {len(parts)}", param, ctx)
@@ -123,7 +149,17 @@ class Amount(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The amount in bytes, seconds or bytes a second; InputError says what is allowed."""
+        """The amount in bytes, seconds or bytes a second; InputError says what is allowed.
+
+        Parameters
+        ----------
+        value
+            As it was typed, such as `1GiB`.
+        param
+            The option, for the message; None outside a command.
+        ctx
+            Of the command, for the message.
+        """
         from meshwright.planner.calculators import formulas
 
         return formulas.AMOUNT_READERS[self.name](
@@ -137,7 +173,15 @@ class NamedPath(click.Path):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        """The path; BadParameter where it is empty."""
+        """The path; BadParameter where it is empty.
+
+        Parameters
+        ----------
+        value
+            As it was typed.
+        param, ctx
+            Of the command, for the message.
+        """
         if value == "":
             self.fail("the name is empty", param, ctx)
         return super().convert(value, param, ctx)
@@ -145,7 +189,9 @@ class NamedPath(click.Path):
 
 PATH = NamedPath(path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
-Options = Iterable[Callable[[Any], Any]]
+Option = Callable[[Any], Any]
+"""What click makes: it adds an option to a command."""
+Options = Iterable[Option]
 _PROCESSES = click.IntRange(1, 1024)
 TIME_LIMIT_S = 60.0
 """Of `plan` where nothing else is said."""
@@ -157,9 +203,7 @@ def _add(options: Options, command: Command) -> Command:
     return command
 
 
-def value_option(
-    names: str, kind: Any, metavar: str, help: str, **settings: Any
-) -> Callable[[Any], Any]:
+def value_option(names: str, kind: Any, metavar: str, help: str, **settings: Any) -> Option:
     """An option that takes a value; `names` are the flag, and the parameter where it has another name.
 
     Parameters
@@ -180,7 +224,7 @@ def value_option(
 
 def default_option(
     names: str, kind: Any, default: object, metavar: str | None, help: str
-) -> Callable[[Any], Any]:
+) -> Option:
     """An option that takes a value and whose default `--help` shows.
 
     Parameters
@@ -200,9 +244,7 @@ def default_option(
     return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
 
 
-def choice_option(
-    names: str, where: str, help: str | None = None, **settings: Any
-) -> Callable[[Any], Any]:
+def choice_option(names: str, where: str, help: str | None = None, **settings: Any) -> Option:
     """An option that takes one of the names that a module of meshwright holds: `module.NAMES`.
 
     A default is shown by `--help`.
@@ -246,9 +288,7 @@ _WORDS_OF: Mapping[str, str] = {
 """Where the names of a type of `PlanOptions` are, or of an option without a type of its own."""
 
 
-def plan_option(
-    name: str, help: str, metavar: str | None = None, **settings: Any
-) -> Callable[[Any], Any]:
+def plan_option(name: str, help: str, metavar: str | None = None, **settings: Any) -> Option:
     """An option that `PlanOptions` has: its flag, its type and its default are those that stand there.
 
     Parameters
@@ -282,7 +322,15 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 def complete_model(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
-    """Models of the catalog, or names of the hub from an owner on; files where none begins so."""
+    """Models of the catalog, or names of the hub from an owner on; files where none begins so.
+
+    Parameters
+    ----------
+    context, parameter
+        click hands them to every completion; neither counts.
+    typed
+        What stands before the cursor.
+    """
     from meshwright.model_specs.reader import catalog_names, hub_names
 
     del context, parameter
@@ -292,7 +340,15 @@ def complete_model(
 def complete_cluster(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
-    """Clusters of the catalog; files where none begins so."""
+    """Clusters of the catalog; files where none begins so.
+
+    Parameters
+    ----------
+    context, parameter
+        click hands them to every completion; neither counts.
+    typed
+        What stands before the cursor.
+    """
     from meshwright.cluster_specs.reader import cluster_names
 
     del context, parameter
@@ -334,14 +390,20 @@ def _domain_words() -> tuple[str, ...]:
     return INSIDE_DOMAIN
 
 
-def _several(flag: str, help: str, words: Callable[[], Sequence[str]]) -> Callable[[Any], Any]:
+def _several(flag: str, help: str, words: Callable[[], Sequence[str]]) -> Option:
     """An option that takes some of its words with commas between them, as often as wanted."""
     complete = _complete_words(words)
     return click.option(flag, multiple=True, metavar="A,...", help=help, shell_complete=complete)
 
 
 def plan_options(command: Command) -> Command:
-    """Adds the options of a plan request, and the output folder."""
+    """Adds the options of a plan request, and the output folder.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         *_cluster_options(),
         *_workload_options(has_lengths=True),
@@ -357,7 +419,13 @@ def plan_options(command: Command) -> Command:
 
 
 def placing_options(command: Command) -> Command:
-    """Adds where the ranks of a finished plan are to go."""
+    """Adds where the ranks of a finished plan are to go.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         click.option(
             "--cluster",
@@ -451,7 +519,13 @@ def _cost_options() -> Options:
 
 
 def experts_options(command: Command) -> Command:
-    """Adds the options of ExpertRequest, and of the files to write."""
+    """Adds the options of ExpertRequest, and of the files to write.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         *_cluster_options(),
         *_placement_options(),
@@ -463,7 +537,13 @@ def experts_options(command: Command) -> Command:
 
 
 def batch_options(command: Command) -> Command:
-    """Adds the options of BatchOptions, and the output folder."""
+    """Adds the options of BatchOptions, and the output folder.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         value_option("-o --output", PATH, "DIR", "Journal, plans, results.", required=True),
         _workers(),
@@ -488,7 +568,13 @@ def batch_options(command: Command) -> Command:
 
 
 def fleet_options(command: Command) -> Command:
-    """Adds the options of FleetOptions, and the output folder."""
+    """Adds the options of FleetOptions, and the output folder.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     options = [
         *_cluster_options(),
         choice_option(
@@ -514,7 +600,13 @@ def fleet_options(command: Command) -> Command:
 
 
 def recommend_options(command: Command) -> Command:
-    """Adds the options of `recommend`, and the output folder."""
+    """Adds the options of `recommend`, and the output folder.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it; it takes them by name.
+    """
     numbers, amounts = NumberList(int), NumberList(float)
     options = [
         click.option(
@@ -698,16 +790,16 @@ def _cache_options() -> Options:
     yield click.option("--no-cache", is_flag=True, help="Keep no answers, use none.")
 
 
-def _workers() -> Callable[[Any], Any]:
+def _workers() -> Option:
     workers_help = "Processes; one for each core by default."
     return click.option("--workers", type=_PROCESSES, metavar="N", help=workers_help)
 
 
-def _time_limit(words: str) -> Callable[[Any], Any]:
+def _time_limit(words: str) -> Option:
     return click.option("--time-limit", "time_limit_s", type=float, metavar="S", help=words)
 
 
-def _seed() -> Callable[[Any], Any]:
+def _seed() -> Option:
     return default_option("--seed", int, 0, "N", "Seed of the solver.")
 
 
@@ -762,7 +854,13 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 
 
 def example_of(command: str) -> str:
-    """The example of a command, in lines that a shell joins; empty where it has none."""
+    """The example of a command, in lines that a shell joins; empty where it has none.
+
+    Parameters
+    ----------
+    command
+        Its name, as it is typed behind `meshwright`.
+    """
     for examples in GROUPS.values():
         if command in examples:
             return _in_lines(f"meshwright {examples[command]}")

@@ -318,22 +318,19 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
         from meshwright.planner.mixed.document import mixed_plan_path
         from meshwright.planner.plan.texts import read_feasible_plan
         from meshwright.planner.report.explain_view import explain_document, explain_view
-        from meshwright.planner.report.plan_words import meaning_of, meanings, rule_meaning
+        from meshwright.planner.report.plan_words import explained_term, meanings
         from meshwright.planner.solvers.processes import on_processes
 
     plan = Path(" ".join(words))
     if len(words) > 1 and not plan.exists() and Path(words[0]).exists():
         what = "takes a plan, whose choices are all shown, or a term: not both"
         raise InputError(what, where="explain", value=str(plan))
-    term, rule = (None, None) if plan.exists() else (meaning_of(str(plan)), rule_meaning(str(plan)))
-    if term is not None and rule is not None:
-        term = term[0], f"{term[1]} The rule of this name: {rule[1]}."
-    term = term or rule
+    term = None if plan.exists() else explained_term(str(plan))
     if term is not None:
         if as_json:
-            print_json({"term": term[0], "meaning": term[1]})
+            print_json(dict(term))
         else:
-            say(f"{term[0]}: {term[1]}")
+            say(f"{term['term']}: {term['meaning']}")
         return
     if not plan.exists() and not plan.suffix and len(plan.parts) == 1:
         near = near_miss(str(plan), [name for term in meanings() for name in term.split(", ")])

@@ -481,7 +481,13 @@ def _json_error(ctx: click.Context, message: str, exit_code: int) -> None:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """The one JSON document of a command: what goes wrong after it is only said on standard error."""
+    """The one JSON document of a command: what goes wrong after it is only said on standard error.
+
+    Parameters
+    ----------
+    document
+        Plain data; what JSON cannot hold becomes null.
+    """
     from meshwright.documents import json_text
 
     say(json_text(document))
@@ -507,7 +513,13 @@ def give(as_json: bool, document: dict[str, Any], view: Callable[[], View]) -> N
 
 
 def show(view: View) -> None:
-    """Prints a view; characters that the output cannot carry are replaced."""
+    """Prints a view; characters that the output cannot carry are replaced.
+
+    Parameters
+    ----------
+    view
+        Blocks as `planner.report.view` has them, in their order.
+    """
     from rich.console import Console
 
     from meshwright.planner.report.view import printed
@@ -685,7 +697,13 @@ def common(command: Decorated, *, is_passed: bool = True) -> Decorated:
 
 
 def answered(command: Decorated) -> Decorated:
-    """--why, --json and --debug of a command that ends in `answer`."""
+    """--why, --json and --debug of a command that ends in `answer`.
+
+    Parameters
+    ----------
+    command
+        A function, or what decorators have made of it.
+    """
     return why_option(common(command, is_passed=False))
 
 

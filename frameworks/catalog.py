@@ -24,27 +24,64 @@ Value = TypeVar("Value")
 
 
 def planned(choice: Mapping[Value, Setting]) -> tuple[Value, ...]:
-    """The values of a choice that plans may take, in the order of the record."""
+    """The values of a choice that plans may take, in the order of the record.
+
+    Parameters
+    ----------
+    choice
+        By value, how the framework takes it: a field of `Framework`.
+    """
     return tuple(value for value, setting in choice.items() if setting.planned)
 
 
 def framework_named(name: str) -> Framework:
-    """The record of a framework. Raises KeyError for a name that is not in `FRAMEWORK_NAMES`."""
+    """The record of a framework. Raises KeyError for a name that is not in `FRAMEWORK_NAMES`.
+
+    Parameters
+    ----------
+    name
+        One of `FRAMEWORK_NAMES`.
+    """
     return _records_by_name()[name]
 
 
 def stack_named(name: str) -> Stack:
-    """A software stack by its name. Raises KeyError for a name that is not in `STACK_NAMES`."""
+    """A software stack by its name. Raises KeyError for a name that is not in `STACK_NAMES`.
+
+    Parameters
+    ----------
+    name
+        One of `STACK_NAMES`.
+    """
     return _stacks_by_name()[name][1]
 
 
 def framework_of_stack(name: str) -> Framework:
-    """The record that a software stack belongs to. Raises KeyError for a name not in `STACK_NAMES`."""
+    """The record that a software stack belongs to. Raises KeyError for a name not in `STACK_NAMES`.
+
+    Parameters
+    ----------
+    name
+        One of `STACK_NAMES`.
+    """
     return _stacks_by_name()[name][0]
 
 
 def as_compiled(stack_name: str, *, compiled: bool) -> str:
-    """The stack that runs compiled layers, or eager ones, where its framework has both."""
+    """The stack that runs compiled layers, or eager ones, where its framework has both.
+
+    Parameters
+    ----------
+    stack_name
+        One of `STACK_NAMES`.
+    compiled
+        Whether layers run under torch.compile.
+
+    Returns
+    -------
+    str
+        The stack itself where its framework has no other for eager layers.
+    """
     record = framework_of_stack(stack_name)
     if not record.eager_stack:
         return stack_name
@@ -52,7 +89,13 @@ def as_compiled(stack_name: str, *, compiled: bool) -> str:
 
 
 def binding_framework(stack_name: str) -> Framework | None:
-    """The record whose rules bind a software stack; None where those of no record do."""
+    """The record whose rules bind a software stack; None where those of no record do.
+
+    Parameters
+    ----------
+    stack_name
+        One of `STACK_NAMES`.
+    """
     record, stack = _stacks_by_name()[stack_name]
     return record if stack.bound else None
 
@@ -61,6 +104,13 @@ def input_offload(stack_name: str, modules: str) -> InputOffload | None:
     """How a stack moves inputs of layers to the host; None where what it offloads is something else.
 
     A loop over eager PyTorch has the hooks of trainers, whoever shards it or not.
+
+    Parameters
+    ----------
+    stack_name
+        One of `STACK_NAMES`.
+    modules
+        What is offloaded, a word of `OFFLOADED_MODULES`.
 
     >>> input_offload("deepspeed", "layer_inputs").hides
     True
@@ -72,6 +122,11 @@ def input_offload(stack_name: str, modules: str) -> InputOffload | None:
 
 def stack_in_words(text: str) -> Stack | None:
     """The software stack that a source means by some words; None where none is meant.
+
+    Parameters
+    ----------
+    text
+        As a source writes its framework and version, in any case of letters.
 
     >>> stack_in_words("Megatron-LM v0.9").name
     'megatron-lm'
@@ -91,6 +146,13 @@ def nearest_stack(text: str, zero_stage: int) -> Stack:
 
     Descendants of Megatron are taken for Megatron, whose kernels they run whoever shards the weights
     (`--use-torch-fsdp2`), others that shard weights for FSDP, the rest for a loop over eager PyTorch.
+
+    Parameters
+    ----------
+    text
+        As a source writes its framework.
+    zero_stage
+        0 to 3.
 
     >>> nearest_stack("our own loop (eager PyTorch)", 1).name
     'pytorch'

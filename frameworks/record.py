@@ -100,13 +100,28 @@ class TokenDispatcher(Setting):
     """What has to be installed, and how it is built, for groups beyond one domain."""
 
     def runs_on(self, architecture: str, device: str) -> bool:
-        """Whether a device of this architecture and name can run it."""
+        """Whether a device of this architecture and name can run it.
+
+        Parameters
+        ----------
+        architecture
+            Of the device, as `DeviceSpec.architecture`.
+        device
+            Its catalog name, in any case of letters.
+        """
         known = not self.architectures or architecture in self.architectures
         return known and not device.lower().startswith(self.not_on or ("\0",))
 
     def joins(self, ranks: NDArray[np.int64], domain_gpus: int) -> NDArray[np.bool_]:
         """Which numbers of ranks that share the experts it has settings for, on scale-up domains of so many
         GPUs, [n]; beyond one domain they fill domains whole.
+
+        Parameters
+        ----------
+        ranks
+            Ranks that share the experts, each at least 1, [n].
+        domain_gpus
+            GPUs of the devices' scale-up domain, at least 1.
         """
         counted = self.domain_gpus or domain_gpus
         fills = (ranks % counted == 0) & (domain_gpus % counted == 0)
@@ -395,6 +410,13 @@ class Framework:
 
 def layer_needs(framework: Framework, model: ModelSpec) -> dict[str, str]:
     """Packages by the kind of layer that needs them; of kinds that the framework has.
+
+    Parameters
+    ----------
+    framework
+        With the packages of its settings.
+    model
+        Whose layers are looked at.
 
     >>> from meshwright.frameworks.catalog import framework_named
     >>> from meshwright.model_specs.reader import load_catalog_model

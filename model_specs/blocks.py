@@ -14,6 +14,9 @@ from meshwright.documents import ClosedDocument, left_out_at
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+Kernel = Annotated[int, Field(ge=1, le=64, strict=True)]
+"""Positions that a convolution sees."""
+Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 
@@ -94,7 +97,7 @@ class LinearAttentionSpec(ClosedDocument):
     value_heads: Count
     key_head_dim: Count
     value_head_dim: Count
-    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    conv_kernel: Kernel = 4
     """Positions that the convolution over queries, keys and values sees; lightning attention has none."""
     gate_rank: Count | None = left_out_at(None)
     """Under kda: width between the two matrices that make decays, and between the two of the output gate; one
@@ -268,7 +271,7 @@ class Mamba1Spec(ClosedDocument):
     """Numbers of a token from which the step sizes of all channels are made."""
     state_dim: Count = 16
     """Numbers of the state of a channel."""
-    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    conv_kernel: Kernel = 4
     """Positions that the convolution over channels sees."""
     conv_bias: Flag = True
     inner_norms: Flag = False
@@ -306,7 +309,7 @@ class Mamba2Spec(ClosedDocument):
     """Numbers of the state for each channel of a head."""
     groups: Count = 1
     """Sets of B and C, the state's input and output; each serves `heads / groups` heads."""
-    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    conv_kernel: Kernel = 4
     """Positions that the convolution over channels, B and C sees."""
     conv_bias: Flag = True
     chunk: Annotated[int, Field(ge=16, le=4096, strict=True)] = 128
@@ -402,6 +405,11 @@ class LayerKind(NamedTuple):
 def pattern_shares(pattern: str) -> BlockShares:
     """Blocks of the mean layer of a pattern.
 
+    Parameters
+    ----------
+    pattern
+        Symbols of `hybrid_pattern`, at least one.
+
     >>> pattern_shares("M-M*")
     BlockShares(attention=0.25, mamba=0.5, feed_forward=0.25, experts=0.0)
     """
@@ -463,9 +471,9 @@ class RopeSpec(ClosedDocument):
     """`rope_theta` of a config.json."""
     windowed_base: Positive | None = None
     """Base in layers with a sliding window, where it is another (Gemma 3)."""
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    fraction: Share = 1.0
     """Share of a head's elements that turn (GPT-NeoX 0.25, Nemotron-4 0.5)."""
-    windowed_fraction: Annotated[float, Field(gt=0, le=1)] | None = left_out_at(None)
+    windowed_fraction: Share | None = left_out_at(None)
     """Share in layers with a sliding window, where it is another (Gemma 4)."""
     scaling: RopeScaling | None = None
 
@@ -487,6 +495,11 @@ ATTENTION_NAMES = {
 def one_in(full: Sequence[bool]) -> int | None:
     """The n of 'each n-th layer attends in full'; 0 where none does, None where there is no such n.
 
+    Parameters
+    ----------
+    full
+        Whether each layer attends in full, in the layers' order.
+
     >>> one_in([False, True, False, True, False]), one_in([True, False]), one_in([False])
     (2, None, 0)
     """
@@ -500,6 +513,13 @@ def one_in(full: Sequence[bool]) -> int | None:
 def order_fields(full: Sequence[bool], other: str) -> dict[str, object]:
     """The fields of a ModelSpec that say which layers attend in full; `other` is the letter of the rest.
 
+    Parameters
+    ----------
+    full
+        Whether each layer attends in full, in the layers' order.
+    other
+        W or L.
+
     >>> order_fields([False, True], "W"), order_fields([True, False], "W")
     ({'full_attention_every': 2}, {'attention_order': 'FW'})
     """
@@ -512,6 +532,15 @@ def order_fields(full: Sequence[bool], other: str) -> dict[str, object]:
 def letters(layers: int, every: int, other: str) -> str:
     """The order in which each n-th layer attends in full; n = 0: none does.
 
+    Parameters
+    ----------
+    layers
+        In all, from 1.
+    every
+        From 0.
+    other
+        Letter of the layers between, W or L.
+
     >>> letters(5, 2, "W")
     'WFWFW'
     """
@@ -520,6 +549,11 @@ def letters(layers: int, every: int, other: str) -> str:
 
 def sharing_schedule(order: str) -> tuple[int, int] | None:
     """First layers with something of their own, and the n of 'then each n-th has'; None for other orders.
+
+    Parameters
+    ----------
+    order
+        F for a layer with something of its own, f for one that reuses it; F first.
 
     >>> sharing_schedule("FFFfffFffF"), sharing_schedule("FfF"), sharing_schedule("FFfFff")
     (None, (1, 2), None)
@@ -540,6 +574,11 @@ def sharing_schedule(order: str) -> tuple[int, int] | None:
 def runs(kinds: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Kinds of layers in their order, each with how many follow each other.
 
+    Parameters
+    ----------
+    kinds
+        Of the layers, in their order.
+
     >>> list(runs("FFW"))
     [('F', 2), ('W', 1)]
     """
@@ -549,6 +588,11 @@ def runs(kinds: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 def repeated_part(order: Sequence[str]) -> int:
     """Layers of the shortest part of which the order is made by repetition; all of them where it is not.
+
+    Parameters
+    ----------
+    order
+        Kinds of the layers, at least one.
 
     >>> repeated_part("FWWFWW"), repeated_part("FWW")
     (3, 3)

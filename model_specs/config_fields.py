@@ -55,7 +55,13 @@ class ConfigFields:
         return next((same for same in SAME_FIELDS.get(name, ()) if same in self._data), name)
 
     def passed_over(self, *names: str) -> None:
-        """Counts fields as read that say nothing beside what the others say."""
+        """Counts fields as read that say nothing beside what the others say.
+
+        Parameters
+        ----------
+        names
+            Of fields of this mapping, whether they are there or not.
+        """
         self._read.update(map(self._written, names))
 
     def unread(self) -> Iterator[tuple[str, object]]:
@@ -67,15 +73,37 @@ class ConfigFields:
                 yield name, value
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is there and not null.
+
+        Parameters
+        ----------
+        name
+            Of a field; other names of it count (`SAME_FIELDS`).
+        """
         return self._value(name) is not None
 
     def names(self, name: str) -> bool:
-        """Whether the field is there, be it null: where null stands for none, and absence for a default."""
+        """Whether the field is there, be it null: where null stands for none, and absence for a default.
+
+        Parameters
+        ----------
+        name
+            Of a field; other names of it count (`SAME_FIELDS`).
+        """
         return self._written(name) in self._data
 
     def fail(self, name: str, what: str, value: object = ...) -> InputError:
-        """An error about one field, for the caller to raise."""
+        """An error about one field, for the caller to raise.
+
+        Parameters
+        ----------
+        name
+            Of the field.
+        what
+            What is wrong with it, as the end of a sentence.
+        value
+            What the file says, where that tells anything.
+        """
         where = f"{self.where}: {self._prefix}{self._written(name)}"
         return InputError(what, where=where, value=value)
 
@@ -88,7 +116,19 @@ class ConfigFields:
     def count(
         self, name: str, default: int | None = None, *, least: int = 1, optional: bool = False
     ) -> int | None:
-        """An integer from `least` to ten million; `default` where absent, else an error unless `optional`."""
+        """An integer from `least` to ten million; `default` where absent, else an error unless `optional`.
+
+        Parameters
+        ----------
+        name
+            Of the field.
+        default
+            What its absence reads as.
+        least
+            Smallest value that is taken.
+        optional
+            Whether absence without a default reads as None.
+        """
         value: int | None = self._typed(name, (int,), "must be an integer")
         if value is None:
             if default is None and not optional:
@@ -99,14 +139,28 @@ class ConfigFields:
         return value
 
     def layers(self, name: str = "num_hidden_layers") -> int:
-        """The number of layers, from 1 to 2000 as in the schema, so that loops over them stay short."""
+        """The number of layers, from 1 to 2000 as in the schema, so that loops over them stay short.
+
+        Parameters
+        ----------
+        name
+            Of the field.
+        """
         value = self.count(name)
         if value > MOST_LAYERS:
             raise self.fail(name, f"must be from 1 to {MOST_LAYERS}", value)
         return value
 
     def dense_layers(self, name: str, default: int) -> int:
-        """How many layers in front have no experts, up to all of them."""
+        """How many layers in front have no experts, up to all of them.
+
+        Parameters
+        ----------
+        name
+            Of the field.
+        default
+            What its absence reads as, cut to the number of layers.
+        """
         layers = self.layers()
         dense = self.count(name, min(default, layers), least=0)
         if dense > layers:
@@ -115,7 +169,15 @@ class ConfigFields:
         return dense
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
+        """A boolean.
+
+        Parameters
+        ----------
+        name
+            Of the field.
+        default
+            What its absence reads as.
+        """
         value = self._typed(name, (bool,), "must be true or false")
         return default if value is None else bool(value)
 
@@ -124,12 +186,31 @@ class ConfigFields:
     @overload
     def number(self, name: str, default: float | None = None) -> float | None: ...
     def number(self, name: str, default: float | None = None) -> float | None:
-        """A number; the schema bounds it."""
+        """A number; the schema bounds it.
+
+        Parameters
+        ----------
+        name
+            Of the field.
+        default
+            What its absence reads as.
+        """
         value = self._typed(name, (int, float), "must be a number")
         return default if value is None else float(value)
 
     def section(self, name: str) -> ConfigFields | None:
-        """The fields of a mapping inside; None where absent."""
+        """The fields of a mapping inside; None where absent.
+
+        Parameters
+        ----------
+        name
+            Of the field with the mapping.
+
+        Returns
+        -------
+        ConfigFields or None
+            The same object each time, so that `unread` knows what was read of it.
+        """
         value = self._typed(name, (Mapping,), "must be a mapping of fields")
         if value is None:
             return None
@@ -146,20 +227,46 @@ class ConfigFields:
             yield name, inner
 
     def text(self, name: str, default: str) -> str:
-        """A text."""
+        """A text.
+
+        Parameters
+        ----------
+        name
+            Of the field.
+        default
+            What its absence reads as.
+        """
         value = self._typed(name, (str,), "must be a text")
         return default if value is None else str(value)
 
     def is_text(self, name: str) -> bool:
-        """Whether a field holds a text."""
+        """Whether a field holds a text.
+
+        Parameters
+        ----------
+        name
+            Of the field.
+        """
         return isinstance(self._value(name), str)
 
     def is_list(self, name: str) -> bool:
-        """Whether a field holds a list."""
+        """Whether a field holds a list.
+
+        Parameters
+        ----------
+        name
+            Of the field.
+        """
         return isinstance(self._value(name), list)
 
     def entries(self, name: str) -> list[object]:
-        """A list; empty where absent."""
+        """A list; empty where absent.
+
+        Parameters
+        ----------
+        name
+            Of the field with the list; what its entries are is for the caller to check.
+        """
         value: list[object] | None = self._typed(name, (list,), "must be a list")
         return value or []
 
@@ -189,12 +296,27 @@ Reader = Callable[[ConfigFields], object]
 """Reads the value of one field."""
 Record = Mapping[str, object]
 """By field of `ModelSpec`: its reader, a value that holds for the whole family, or a record of its own."""
-Part = Record | Callable[[ConfigFields], Fields]
+FieldReader = Callable[[ConfigFields], Fields]
+"""Reads fields that depend on one another, or refuses a file."""
+Part = Record | FieldReader
 """Some fields of a family: a record, or a function where the fields depend on one another."""
 
 
 def read_fields(config: ConfigFields, *parts: Part) -> Fields:
-    """What a file says by these parts; of a field in several of them, the last counts."""
+    """What a file says by these parts; of a field in several of them, the last counts.
+
+    Parameters
+    ----------
+    config
+        The file, or a section of it.
+    parts
+        Of the family, the later over the earlier.
+
+    Returns
+    -------
+    dict
+        By field of `ModelSpec`; values are not yet checked against each other.
+    """
     fields: Fields = {}
     for part in parts:
         if callable(part):
@@ -213,7 +335,19 @@ def _read(config: ConfigFields, value: object) -> object:
 def integer(
     key: str, default: int | Reader | None = None, *, least: int = 1, optional: bool = False
 ) -> Reader:
-    """An integer from `least` on; absent, its default, what the default reads, or None where `optional`."""
+    """An integer from `least` on; absent, its default, what the default reads, or None where `optional`.
+
+    Parameters
+    ----------
+    key
+        Name of the field.
+    default
+        A number, or a reader of another field; None where the field is required or `optional`.
+    least
+        Smallest value that is taken.
+    optional
+        Whether absence reads as None.
+    """
 
     def read(config: ConfigFields) -> object:
         usual: Any = _read(config, default)
@@ -223,24 +357,58 @@ def integer(
 
 
 def boolean(key: str, default: bool | Reader) -> Reader:
-    """A truth value; absent, its default or what that reads."""
+    """A truth value; absent, its default or what that reads.
+
+    Parameters
+    ----------
+    key
+        Name of the field.
+    default
+        What its absence reads as, or a reader of another field.
+    """
     return lambda config: config.flag(key, bool(_read(config, default)))
 
 
 def real(key: str, default: float | None = None) -> Reader:
-    """A number; None where it is absent and has no default."""
+    """A number; None where it is absent and has no default.
+
+    Parameters
+    ----------
+    key
+        Name of the field.
+    default
+        What its absence reads as.
+    """
     return lambda config: config.number(key, default)
 
 
 def string(key: str, default: str) -> Reader:
-    """A text."""
+    """A text.
+
+    Parameters
+    ----------
+    key
+        Name of the field.
+    default
+        What its absence reads as.
+    """
     return lambda config: config.text(key, default)
 
 
-def only(
-    key: str, value: bool | int | str, what: str, *, shows_value: bool = True
-) -> Callable[[ConfigFields], Fields]:
-    """Refuses a file where a key, `value` by default, says something else; `what` is the reason."""
+def only(key: str, value: bool | int | str, what: str, *, shows_value: bool = True) -> FieldReader:
+    """Refuses a file where a key, `value` by default, says something else; `what` is the reason.
+
+    Parameters
+    ----------
+    key
+        Name of the field.
+    value
+        The one value that is taken, and what absence reads as.
+    what
+        Why no other is.
+    shows_value
+        Whether the message repeats what the file says.
+    """
 
     def check(config: ConfigFields) -> Fields:
         written: object
@@ -257,8 +425,16 @@ def only(
     return check
 
 
-def absent(key: str, what: str) -> Callable[[ConfigFields], Fields]:
-    """Refuses a file where a key is there and not null; `what` is the reason."""
+def absent(key: str, what: str) -> FieldReader:
+    """Refuses a file where a key is there and not null; `what` is the reason.
+
+    Parameters
+    ----------
+    key
+        Name of the field.
+    what
+        Why it may not be there.
+    """
 
     def check(config: ConfigFields) -> Fields:
         if config.has(key):
@@ -280,7 +456,17 @@ ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope", "proportiona
 
 
 def activation(key: str, default: str, names: Mapping[str, str]) -> Record:
-    """The schema's name of the activation in `key`, one of `names`, and of a GELU how it is computed."""
+    """The schema's name of the activation in `key`, one of `names`, and of a GELU how it is computed.
+
+    Parameters
+    ----------
+    key
+        Name of the field.
+    default
+        What its absence reads as.
+    names
+        By the family's names, those of `ModelSpec.activation`.
+    """
 
     def name(config: ConfigFields) -> str:
         written = config.text(key, default)
@@ -296,7 +482,15 @@ def activation(key: str, default: str, names: Mapping[str, str]) -> Record:
 
 
 def rope(base: float = 10_000.0, fraction: float = 1.0) -> Reader:
-    """Rotary embeddings of a family that turns by `base` and `fraction` where the file does not say."""
+    """Rotary embeddings of a family that turns by `base` and `fraction` where the file does not say.
+
+    Parameters
+    ----------
+    base
+        Of the angles' geometric sequence (`rope_theta`).
+    fraction
+        Share of a head's elements that turn, above 0 to 1.
+    """
     return lambda config: rope_fields(config, base=base, fraction=fraction)
 
 
@@ -326,7 +520,13 @@ DECODER_1E5: Record = {**DECODER, **SMALLER_EPSILON}
 
 
 def biases(switch: object) -> Record:
-    """Biases on all four projections of attention, as a key says or `switch` itself."""
+    """Biases on all four projections of attention, as a key says or `switch` itself.
+
+    Parameters
+    ----------
+    switch
+        A truth value, or a reader of one.
+    """
     return {"attention_bias": switch, "attention_output_bias": switch}
 
 
@@ -337,14 +537,32 @@ SIGMOID: Record = {"router_bias": True, "router_score": "sigmoid"}
 
 
 def layer_norms(bias: object) -> Record:
-    """What the GPT-like families share: layer norms, and biases everywhere or nowhere."""
+    """What the GPT-like families share: layer norms, and biases everywhere or nowhere.
+
+    Parameters
+    ----------
+    bias
+        Of the feed-forward and all projections of attention: a truth value, or a reader of one.
+    """
     return {"norm": "layernorm", "mlp_bias": bias, **biases(bias)}
 
 
 def routed_experts(
     key: str, number: int | None, top_k: int | None, width: str = "intermediate_size"
 ) -> Record:
-    """Routed experts by the key of their number, with defaults of it and of those of a token."""
+    """Routed experts by the key of their number, with defaults of it and of those of a token.
+
+    Parameters
+    ----------
+    key
+        Name of the field with their number.
+    number
+        What its absence reads as; None where it is required.
+    top_k
+        Experts of a token where `num_experts_per_tok` is absent; None where it is required.
+    width
+        Name of the field with the width of one.
+    """
     return {
         "experts": integer(key, number),
         "top_k": integer("num_experts_per_tok", top_k),
@@ -386,6 +604,13 @@ def rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
     """Fields of `RopeScaling` in a section of a file; None for a section that scales nothing.
 
     Positions of images in three dimensions (Qwen2-VL) turn by the same angles as those of text.
+
+    Parameters
+    ----------
+    config
+        The file, for the length that was trained first.
+    scaling
+        Its section about scaling.
     """
     scaling.passed_over("mrope_section", "mrope_interleaved", "interleaved")
     kind = scaling.text("rope_type", scaling.text("type", "default"))
@@ -416,13 +641,36 @@ def rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
 
 
 def window_length(config: ConfigFields, default: int | None) -> int | None:
-    """Positions that a query of a windowed layer sees; `default` where the file is silent, null is none."""
+    """Positions that a query of a windowed layer sees; `default` where the file is silent, null is none.
+
+    Parameters
+    ----------
+    config
+        The file.
+    default
+        Positions, from 1; None for no window.
+
+    Returns
+    -------
+    int or None
+        None where no layer has a window.
+    """
     named = config.names("sliding_window")
     return config.count("sliding_window", None if named else default, optional=True)
 
 
 def windows(config: ConfigFields, default: int, every: int) -> Fields:
-    """A window over all layers but each n-th; `layer_types`, in newer files, overrules `every`."""
+    """A window over all layers but each n-th; `layer_types`, in newer files, overrules `every`.
+
+    Parameters
+    ----------
+    config
+        The file.
+    default
+        Length of a window where the file is silent.
+    every
+        n of 'each n-th layer attends in full', from 1, which leaves no layer a window.
+    """
     window = window_length(config, default)
     kinds = config.entries("layer_types")
     if kinds:
@@ -437,7 +685,19 @@ def windows(config: ConfigFields, default: int, every: int) -> Fields:
 def window_order(
     config: ConfigFields, window: int | None, full: list[bool], name: str = "layer_types"
 ) -> Fields:
-    """The window and which layers attend in full, as field `name` of the file says."""
+    """The window and which layers attend in full, as field `name` of the file says.
+
+    Parameters
+    ----------
+    config
+        The file, for the message.
+    window
+        Its length, positions; None where the file gives none.
+    full
+        Whether each layer attends in full, in the layers' order.
+    name
+        The field that says so.
+    """
     if all(full):
         return {}
     if window is None:
@@ -447,7 +707,22 @@ def window_order(
 
 
 def full_layers(config: ConfigFields, kinds: list[object], windowed: str) -> list[bool]:
-    """Whether each layer attends in full, of a list that calls the others `windowed`."""
+    """Whether each layer attends in full, of a list that calls the others `windowed`.
+
+    Parameters
+    ----------
+    config
+        The file, with its number of layers.
+    kinds
+        As its `layer_types` lists them.
+    windowed
+        What the family calls a layer that does not attend in full.
+
+    Returns
+    -------
+    list of bool
+        One for each layer.
+    """
     layers = config.layers()
     if len(kinds) != layers:
         raise config.fail("layer_types", f"must name all {layers} layers", kinds)
@@ -458,7 +733,15 @@ def full_layers(config: ConfigFields, kinds: list[object], windowed: str) -> lis
 
 
 def window_everywhere(config: ConfigFields, window: int | None) -> Fields:
-    """A window over all layers, of families whose code knows no other order (Mistral, Mixtral, Phi-3)."""
+    """A window over all layers, of families whose code knows no other order (Mistral, Mixtral, Phi-3).
+
+    Parameters
+    ----------
+    config
+        The file.
+    window
+        Its length, positions; None where layers attend in full.
+    """
     kinds = config.entries("layer_types")
     expected = "full_attention" if window is None else "sliding_attention"
     for kind in kinds:

@@ -6,9 +6,7 @@ import json
 from collections.abc import Mapping
 from math import isqrt
 
-from pydantic import ValidationError
-
-from meshwright.documents import validation_message
+from meshwright.documents import validated
 from meshwright.errors import InputError, near_miss, shown
 from meshwright.model_specs.adapters import NF4, SINGLE_SCALES
 from meshwright.model_specs.config_fields import ConfigFields, Fields, read_fields
@@ -285,7 +283,17 @@ _UNKNOWN = "...  # fill this in"
 
 
 def refuse_encoder_decoder(data: Mapping[str, object], where: str, prefix: str) -> None:
-    """Raises InputError for a model whose decoder attends to an encoder."""
+    """Raises InputError for a model whose decoder attends to an encoder.
+
+    Parameters
+    ----------
+    data
+        The file, or its text part.
+    where
+        The file's name.
+    prefix
+        Path of the part in the file, with a dot behind it; empty for the file itself.
+    """
     if data.get("is_encoder_decoder") is True:
         raise InputError(
             "encoder-decoder models are not supported: only decoders alone",
@@ -305,6 +313,19 @@ def refusal(
 
     `data` is the config.json or its text part, `where` and `prefix` name both in the message, and `families`
     holds the values of `model_type` that are read.
+
+    Parameters
+    ----------
+    data
+        The file, or its text part.
+    model_type
+        Of it.
+    where
+        The file's name.
+    prefix
+        Path of the part in the file, with a dot behind it; empty for the file itself.
+    families
+        By the values of `model_type` that are read.
     """
     for field, reason in REFUSING_FIELDS.items():
         if data.get(field) is not None:
@@ -329,6 +350,13 @@ def refusal(
 
 def model_yaml(data: Mapping[str, object], model_type: str) -> str:
     """A model YAML with what the common fields of a config.json say; the rest is for the user to fill in.
+
+    Parameters
+    ----------
+    data
+        Fields of a config.json; those that are no integers are passed over.
+    model_type
+        What to call the model.
 
     >>> print(model_yaml({"n_layer": 2, "n_embd": 8, "vocab_size": 32}, "toy"))
     name: 'toy'
@@ -454,6 +482,16 @@ AS_LAUNCHED: Mapping[str, tuple[object, ...]] = {
 def left_out(config: ConfigFields) -> tuple[str, ...]:
     """Fields with their values that no reader of the family asked for and a launch does not have anyhow.
 
+    Parameters
+    ----------
+    config
+        The file, once its family has read it.
+
+    Returns
+    -------
+    tuple of str
+        Name and value of each, cut to 300 characters; at most 101.
+
     >>> left_out(ConfigFields({"use_cache": True, "initializer_range": 0.5}, "config.json"))
     ('initializer_range 0.5',)
     """
@@ -507,7 +545,13 @@ _NESTED_DEFAULTS = {
 
 
 def is_huggingface_config(data: Mapping[str, object]) -> bool:
-    """Whether a mapping looks like a config.json rather than a model description of ours."""
+    """Whether a mapping looks like a config.json rather than a model description of ours.
+
+    Parameters
+    ----------
+    data
+        Fields by name.
+    """
     return "model_type" in data or "architectures" in data
 
 
@@ -519,6 +563,15 @@ def model_from_huggingface(
 
     `where` names the file in errors; the model is called `name`, or what the file says it was loaded from.
     Raises InputError on an unknown `model_type` and on missing, ill-typed or inconsistent fields.
+
+    Parameters
+    ----------
+    data
+        Fields of the file by name.
+    where
+        A path, or what the data is.
+    name
+        What to call the model; None for what the file says it was loaded from, else its `model_type`.
     """
     config_name = data.get("_name_or_path")
     if not name:
@@ -540,10 +593,7 @@ def model_from_huggingface(
     if vision:
         part_name = prefix.rstrip(".") or "language model"
         fields |= {"vision": vision, "source": f"config.json, {part_name}{AND_ENCODER}"}
-    try:
-        return ModelSpec.model_validate(fields)
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, ModelSpec)) from None
+    return validated(ModelSpec, fields, where)
 
 
 _TRITS = "bitnet"

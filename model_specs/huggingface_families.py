@@ -25,6 +25,7 @@ from meshwright.model_specs.config_fields import (
     SIZES,
     SMALLER_EPSILON,
     ConfigFields,
+    FieldReader,
     Fields,
     Part,
     Record,
@@ -631,6 +632,10 @@ _LLAMA4: Record = {
 # How the Qwen families of config.json map to fields of a ModelSpec.
 
 
+_InFull = Callable[[int, int], bool]
+"""Whether a layer, from 0, attends in full, given another number: all layers, or how many come first."""
+
+
 def _qwen_window(config: ConfigFields) -> int | None:
     """The window, which is off by default."""
     if config.flag("use_sliding_window", False):
@@ -652,7 +657,7 @@ def _qwen2_moe_windows(config: ConfigFields) -> Fields:
     return _windows_behind(config, lambda layer, first: layer % 2 == 1 or layer >= first)
 
 
-def _windows_behind(config: ConfigFields, is_full: Callable[[int, int], bool]) -> Fields:
+def _windows_behind(config: ConfigFields, is_full: _InFull) -> Fields:
     window = _qwen_window(config)
     first = config.count("max_window_layers", 28, least=0)
     full = [window is None or is_full(layer, first) for layer in range(config.layers())]
@@ -921,17 +926,13 @@ _MINIMAX_M3: Record = {
 
 def _lightning_order(config: ConfigFields) -> Fields:
     """Which layers attend in full: those of `layer_types`, or a 1 in the older `attn_type_list`."""
-    layers, kinds = config.layers(), config.entries("layer_types")
-    older = config.entries("attn_type_list")
-    if kinds:
-        return order_fields(full_layers(config, kinds, "linear_attention"), LINEAR)
-    if not older:
-        # The first layer attends in full, then every second one (configuration_minimax.py).
-        return order_fields([layer % 2 == 0 for layer in range(layers)], LINEAR)
-    if len(older) != layers or not all(kind in (0, 1) for kind in older):
+    layers, older = config.layers(), config.entries("attn_type_list")
+    if older and (len(older) != layers or not all(kind in (0, 1) for kind in older)):
         what = f"must list 0 (linear) or 1 (full) for each of {layers} layers"
         raise config.fail("attn_type_list", what, older)
-    return order_fields([kind == 1 for kind in older], LINEAR)
+    # Without either the first layer attends in full, then every second one (configuration_minimax.py).
+    usual = [kind == 1 for kind in older] or [layer % 2 == 0 for layer in range(layers)]
+    return _linear_order(config, usual)
 
 
 def _lightning(config: ConfigFields) -> Fields:
@@ -970,20 +971,16 @@ _NOT_KDA = "only plain Kimi Delta Attention is supported, as Kimi Linear has it"
 
 def _kimi_order(config: ConfigFields) -> Fields:
     """Layers of either kind, by `layer_types` or by their numbers, from 1, in `linear_attn_config`."""
-    layers, kinds = config.layers(), config.entries("layer_types")
-    section = config.section("linear_attn_config")
-    if kinds:
-        if section is not None:
-            section.passed_over("full_attn_layers", "kda_layers")
-        return order_fields(full_layers(config, kinds, "linear_attention"), LINEAR)
-    if section is None or not section.entries("full_attn_layers"):
-        # As KimiLinearConfig has it: each fourth but the first.
-        return order_fields([layer > 0 and layer % 4 == 0 for layer in range(layers)], LINEAR)
-    full, delta = section.entries("full_attn_layers"), section.entries("kda_layers")
-    if sorted(map(str, [*full, *delta])) != sorted(map(str, range(1, layers + 1))):
-        what = f"and full_attn_layers must name each of the layers 1 to {layers} once"
-        raise section.fail("kda_layers", what, delta)
-    return order_fields([number in full for number in range(1, layers + 1)], LINEAR)
+    layers, section = config.layers(), config.section("linear_attn_config")
+    # As KimiLinearConfig has it: each fourth but the first.
+    usual = [layer > 0 and layer % 4 == 0 for layer in range(layers)]
+    if section is not None and section.entries("full_attn_layers"):
+        full, delta = section.entries("full_attn_layers"), section.entries("kda_layers")
+        if sorted(map(str, [*full, *delta])) != sorted(map(str, range(1, layers + 1))):
+            what = f"and full_attn_layers must name each of the layers 1 to {layers} once"
+            raise section.fail("kda_layers", what, delta)
+        usual = [number in full for number in range(1, layers + 1)]
+    return _linear_order(config, usual)
 
 
 def _kimi_delta(config: ConfigFields) -> Fields:
@@ -1090,7 +1087,7 @@ _GPT_OSS: Record = {
 
 def _deepseek_experts(
     router: Record, dense_layers: int = 0, *, always: bool = False
-) -> Callable[[ConfigFields], Fields]:
+) -> FieldReader:
     """Experts behind the first layers, with a family's `router`; `always`, or where a file has some."""
 
     def read(config: ConfigFields) -> Fields:
@@ -1470,7 +1467,7 @@ def _granite_shared(config: ConfigFields) -> Fields:
     return {"moe": moe | ({"shared_experts": 1, "shared_ffn_hidden": shared} if shared else {})}
 
 
-def _windows_and_bases(is_full: Callable[[int, int], bool], window: int, *, all_turn: bool) -> Part:
+def _windows_and_bases(is_full: _InFull, window: int, *, all_turn: bool) -> Part:
     """A window over the layers that the file lists, or all but those of `is_full`.
 
     Each kind of layer turns by its base, not at all where that is 0: where the file gives none and not all
@@ -1545,6 +1542,11 @@ def _full_layers(config: ConfigFields, other: str, usual: list[bool]) -> list[bo
     """Which layers attend in full: as `layer_types` tells them from those of kind `other`, else `usual`."""
     kinds = config.entries("layer_types")
     return full_layers(config, kinds, other) if kinds else usual
+
+
+def _linear_order(config: ConfigFields, usual: list[bool]) -> Fields:
+    """Which layers attend in full, and not by linear attention: as `layer_types` says, else `usual`."""
+    return order_fields(_full_layers(config, "linear_attention", usual), LINEAR)
 
 
 def _experts_behind(config: ConfigFields, dense: int, *experts: Part) -> Fields:
@@ -1635,9 +1637,7 @@ _COHERE: Record = {
     "qk_norm_full_width": boolean("use_qk_norm", False),
 }
 _COHERE2: Record = {**_COHERE, "rope": rope(), "head_dim": integer("head_dim", optional=True)}
-_COHERE_BLOCK = only(
-    "use_parallel_block", True, "only blocks side by side are supported", shows_value=True
-)
+_COHERE_BLOCK = only("use_parallel_block", True, "only blocks side by side are supported")
 
 
 def _cohere2_windows(config: ConfigFields) -> Fields:
@@ -1759,7 +1759,7 @@ _HUNYUAN_MOE: tuple[Part, ...] = (
     only("use_qk_norm", True, "only true is supported"),
     only("use_cla", False, "keys and values that layers share are not supported"),
     only("use_mixed_mlp_moe", True, "only experts beside a shared one are supported"),
-    only("moe_layer_num_skipped", 0, "only experts in every layer are supported", shows_value=True),
+    only("moe_layer_num_skipped", 0, "only experts in every layer are supported"),
 )
 _SOLAR: Record = {
     **DECODER_1E5,
@@ -2228,7 +2228,6 @@ _FLEX_OLMO: Record = {
 def _olmo_hybrid(config: ConfigFields) -> Fields:
     heads = config.count("num_attention_heads")
     usual = [layer % 4 == 3 for layer in range(config.layers())]
-    full = _full_layers(config, "linear_attention", usual)
     key_heads = config.count("linear_num_key_heads", heads)
     width = config.count("linear_key_head_dim", int(0.75 * config.count("hidden_size") / key_heads))
     parameters = config.section("rope_parameters")
@@ -2244,7 +2243,7 @@ def _olmo_hybrid(config: ConfigFields) -> Fields:
             "conv_kernel": config.count("linear_conv_kernel_dim", 4),
             "own_gates": True,
         },
-        **order_fields(full, LINEAR),
+        **_linear_order(config, usual),
     }
 
 
@@ -2577,7 +2576,7 @@ _LAGUNA_REFUSALS: tuple[Part, ...] = (
 # (transformers 5.23, models/flint and kolibri1, modular_*.py).
 
 
-def _rope_under_windows(is_full: Callable[[int, int], bool]) -> Part:
+def _rope_under_windows(is_full: _InFull) -> Part:
     """A window of 513 positions over the layers that the file lists, or all but those of `is_full`."""
 
     def read(config: ConfigFields) -> Fields:

@@ -13,7 +13,13 @@ from meshwright.model_specs.schema import ModelSpec
 
 
 def parameter_count(model: ModelSpec) -> int:
-    """All parameters: embedding, layers with every expert, final norm and head, without the MTP modules."""
+    """All parameters: embedding, layers with every expert, final norm and head, without the MTP modules.
+
+    Parameters
+    ----------
+    model
+        Layers of each of its kinds count as often as it has them.
+    """
     around = embedding_parameters(model) + norm_parameters(model) + head_parameters(model)
     around += block_selection_parameters(model)
     if model.hybrid_pattern is not None:
@@ -65,6 +71,13 @@ def active_parameter_count(model: ModelSpec, *, input_embedding: bool = True) ->
 
     The input embedding and position tables count in full, as most authors have it (Mixtral 12.9B, OLMoE
     1.3B); with `input_embedding=False` the token table counts only where the head reuses it (gpt-oss: 5.1B).
+
+    Parameters
+    ----------
+    model
+        Of whose experts `top_k` a layer count.
+    input_embedding
+        Whether tables count that tokens are looked up in.
     """
     active = parameter_count(model)
     if model.moe is not None:
@@ -82,6 +95,11 @@ def attention_parameters(model: ModelSpec) -> int:
 
     MLA follows DeepSeek-V2, arXiv 2405.04434, appendix C; its biases lie on the down-projections, as in the
     published implementation. An indexer of positions counts too.
+
+    Parameters
+    ----------
+    model
+        Its layers that attend in full; those of another kind are asked of one of `kinds_apart`.
     """
     mla = model.attention
     if mla is not None:
@@ -113,6 +131,11 @@ def whole_attention_parameters(model: ModelSpec) -> int:
     MLA's down-projections and indexer (megatron/core/extensions/transformer_engine.py, TELinear,
     parallel_mode "duplicated"; torchtitan/models/deepseek_v3/sharding.py, replicate_weight), norms and the
     output's bias.
+
+    Parameters
+    ----------
+    model
+        As `attention_parameters` takes it.
     """
     mla = model.attention
     count = model.hidden if model.attention_output_bias else 0
@@ -135,6 +158,11 @@ def linear_attention_parameters(model: ModelSpec) -> int:
     lightning attention neither numbers nor convolution, and one norm over all heads (models/minimax,
     MiniMaxLightningAttention). Between the projections of a short convolution is nothing else (models/lfm2,
     Lfm2ShortConv).
+
+    Parameters
+    ----------
+    model
+        Its layers with linear attention.
     """
     linear = model.linear_attention
     if linear is None:
@@ -150,7 +178,13 @@ def whole_linear_attention_parameters(model: ModelSpec) -> int:
 
 
 def linear_attention_matmul_parameters(model: ModelSpec) -> int:
-    """The projection matrices of one layer with linear attention; 0 in a model without."""
+    """The projection matrices of one layer with linear attention; 0 in a model without.
+
+    Parameters
+    ----------
+    model
+        Its layers with linear attention.
+    """
     linear = model.linear_attention
     if linear is None:
         return 0
@@ -165,6 +199,11 @@ def mamba_parameters(model: ModelSpec) -> int:
     skip) and the weights of the gated norm (megatron/core/ssm/mamba_mixer.py, MambaMixer). Mamba-1 has a
     decay for each number of the state, skip and step of a channel, and perhaps norms (transformers 5.23,
     models/jamba/modeling_jamba.py, JambaMambaMixer).
+
+    Parameters
+    ----------
+    model
+        Its layers with Mamba, of either kind.
     """
     mamba = model.state_space
     if mamba is None:
@@ -180,7 +219,13 @@ def mamba_parameters(model: ModelSpec) -> int:
 
 
 def mamba_matmul_parameters(model: ModelSpec) -> int:
-    """The projection matrices of one layer with Mamba; 0 in a model without."""
+    """The projection matrices of one layer with Mamba; 0 in a model without.
+
+    Parameters
+    ----------
+    model
+        Its layers with Mamba, of either kind.
+    """
     mamba = model.state_space
     if mamba is None:
         return 0
@@ -191,7 +236,13 @@ def mamba_matmul_parameters(model: ModelSpec) -> int:
 
 
 def attention_matmul_parameters(model: ModelSpec) -> int:
-    """The projection matrices of one layer's attention, without biases and norms."""
+    """The projection matrices of one layer's attention, without biases and norms.
+
+    Parameters
+    ----------
+    model
+        As `attention_parameters` takes it.
+    """
     if model.attention is not None:
         return _mla_matrices(model, model.attention)
     gates = 1 if model.attention_output_gate else 0
@@ -223,6 +274,11 @@ def indexer_matrices(model: ModelSpec) -> int:
     """The projections of one layer's indexer: queries of the latent, one key and weights of the heads; or 0.
 
     DeepSeek-V3.2, arXiv 2512.02556, section 2.1; transformers, models/deepseek_v32, DeepseekV32Indexer.
+
+    Parameters
+    ----------
+    model
+        As `attention_parameters` takes it; layers that reuse positions have none.
     """
     mla, indexer = model.attention, model.indexer
     if mla is None or indexer is None or model.reuses:
@@ -240,6 +296,11 @@ def block_selection_parameters(model: ModelSpec) -> int:
     """The indexers of all layers that choose blocks of positions, which are not trained; 0 without any.
 
     Queries, one key and a norm on each (transformers 5.24, models/minimax_m3_vl, MiniMaxM3VLIndexer).
+
+    Parameters
+    ----------
+    model
+        With `block_selection`, or without.
     """
     chooses = model.block_selection
     if chooses is None:
@@ -252,6 +313,11 @@ def dense_mlp_parameters(model: ModelSpec) -> int:
 
     xIELU has two numbers of its own a layer (Huang and Schlag 2024, arXiv 2411.13010, section 3). What a
     layer reads beside its input counts here too (`layer_input_matrices`).
+
+    Parameters
+    ----------
+    model
+        Its layers that attend in full; those of another kind are asked of one of `kinds_apart`.
     """
     of_activation = 2 if model.activation == "xielu" else 0
     beside = of_activation + layer_input_matrices(model)
@@ -269,7 +335,13 @@ def layer_input_matrices(model: ModelSpec) -> int:
 
 
 def expert_parameters(model: ModelSpec) -> int:
-    """One routed expert of one layer, with biases; 0 in a dense model."""
+    """One routed expert of one layer, with biases; 0 in a dense model.
+
+    Parameters
+    ----------
+    model
+        Whose routed experts are all alike.
+    """
     if model.moe is None:
         return 0
     moe = model.moe
@@ -356,7 +428,13 @@ def _experts_and_router(model: ModelSpec) -> int:
 
 def embedding_parameters(model: ModelSpec) -> int:
     """Token table, learned positions, and the norm after them where there is one; a table for each layer
-    too, with one norm for all, where layers read one."""
+    too, with one norm for all, where layers read one.
+
+    Parameters
+    ----------
+    model
+        Its vocabulary is counted as it is, without rows that are padded.
+    """
     positions = (model.max_positions or 0) if model.position == "learned" else 0
     norm = norm_parameters(model) if model.embedding_norm else 0
     of_layers = (model.layer_inputs or 0) * (model.layers * model.vocab + 1)
@@ -364,7 +442,13 @@ def embedding_parameters(model: ModelSpec) -> int:
 
 
 def head_parameters(model: ModelSpec) -> int:
-    """The output projection with its bias, without the final norm; no matrix where it is the token table."""
+    """The output projection with its bias, without the final norm; no matrix where it is the token table.
+
+    Parameters
+    ----------
+    model
+        Its vocabulary is counted as it is, without rows that are padded.
+    """
     bias = model.vocab if model.output_bias else 0
     return bias + (0 if model.tied_embeddings else model.vocab * model.hidden)
 
@@ -391,6 +475,17 @@ def feed_forward_parameters(
     """A feed-forward of `width` columns: gate and up (or up alone) and down; with `bias` their biases too.
 
     It reads and writes the hidden width, or `outside` where that is given.
+
+    Parameters
+    ----------
+    model
+        For its hidden width, and whether it has a gate.
+    width
+        Columns of gate and up projection, from 0.
+    bias
+        Whether each matrix has biases.
+    outside
+        Elements that are read and written in place of the hidden width, from 1.
     """
     matrices_in = 2 if model.gated else 1
     read = model.hidden if outside is None else outside
@@ -402,7 +497,13 @@ def feed_forward_parameters(
 
 
 def encoder_layers(vision: VisionSpec) -> ModelSpec:
-    """The layers of an image encoder as those of a language model, whose attention is causal there."""
+    """The layers of an image encoder as those of a language model, whose attention is causal there.
+
+    Parameters
+    ----------
+    vision
+        The encoder, whose layers are all alike.
+    """
     gated = vision.gated
     return ModelSpec(
         name="image encoder",
@@ -427,13 +528,24 @@ def encoder_parameters(vision: VisionSpec) -> int:
     Files modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_siglip.py,
     modeling_gemma3.py and modeling_mllama.py of its models. With what the language model has for images
     alone (`VisionSpec.beside`).
+
+    Parameters
+    ----------
+    vision
+        The encoder.
     """
     layers = vision.layers * dense_layer_parameters(encoder_layers(vision))
     return layers + encoder_end_parameters(vision)
 
 
 def encoder_end_parameters(vision: VisionSpec) -> int:
-    """Of `encoder_parameters`, those around the layers: patches, positions, norms, projectors."""
+    """Of `encoder_parameters`, those around the layers: patches, positions, norms, projectors.
+
+    Parameters
+    ----------
+    vision
+        The encoder.
+    """
     hidden, out = vision.hidden, vision.out_hidden
     patches = vision.patch_width * hidden + vision.positions * hidden
     if vision.kind == "mllama":
@@ -464,6 +576,16 @@ def active_matmul_parameters(model: ModelSpec) -> int:
     """Weights that multiply every token's activations, the head (tied or not) and the MTP modules included.
 
     Lookups, norms and biases do no matrix product and are left out; of the experts only `top_k` count.
+
+    Parameters
+    ----------
+    model
+        Of whose experts `top_k` a layer count.
+
+    Returns
+    -------
+    int
+        Elements of matrices that one token passes.
     """
     head = model.vocab * model.hidden
     joined = 2 * model.hidden * model.hidden + head
@@ -528,6 +650,20 @@ def attended_positions(
     With a window w shorter than the sequence s the mean is w - w^2 / 2s, the integral of min(t, w) over s.
     Chunks of w instead of a sliding window leave half a chunk, and less in a last chunk that is shorter.
     The half, and not (s + 1) / 2, is the convention of Megatron-LM's FLOP count.
+
+    Parameters
+    ----------
+    seq_len
+        Tokens of a sequence, from 1; the mean of several need not be whole.
+    window
+        Positions that a query sees at most, its own included; None for all before it.
+    chunked
+        Whether sequences are cut into chunks of that length.
+
+    Returns
+    -------
+    float
+        Positions, half the sequence at most.
     """
     if window is None or window >= seq_len:
         return seq_len / 2
@@ -542,6 +678,13 @@ def attention_flops_per_token(model: ModelSpec, seq_len: float) -> float:
 
     Forward and backward; causal. States are those of linear attention and of Mamba. An indexer scores every
     position forward, and has gradients of those that it chose.
+
+    Parameters
+    ----------
+    model
+        Layers of each of its kinds count as often as it has them, those of prediction modules too.
+    seq_len
+        Tokens of a sequence, from 1.
     """
     of_full, in_windows = (
         2 * kind.heads * (kind.qk_head_dim + kind.v_head_dim) for kind in (model, model.in_windows)
@@ -606,6 +749,24 @@ def flops_per_token(
     third of the attention more. Without `has_head` those of the head over the vocabulary do not count.
 
     Raises ValueError for a sequence shorter than one token.
+
+    Parameters
+    ----------
+    model
+        Layers of each of its kinds count as often as it has them.
+    seq_len
+        Tokens of a sequence, from 1; the mean of several need not be whole.
+    frozen_weights
+        Whether the model's own weights have no gradient.
+    forward_passes
+        Passes without gradients beside the trained one, such as of a reference model.
+    has_head
+        Whether the head over the vocabulary runs.
+
+    Returns
+    -------
+    float
+        FLOP.
     """
     if seq_len < 1:
         raise ValueError(f"seq_len must be at least 1, got {seq_len}")

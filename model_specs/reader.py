@@ -11,15 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from meshwright.documents import (
     PackagedEntries,
     is_file,
     packaged_document,
     path_text,
     read_mapping,
-    validation_message,
+    validated,
 )
 from meshwright.errors import InputError, given_path, near_miss, shown
 from meshwright.model_specs.huggingface import is_huggingface_config, model_from_huggingface
@@ -28,19 +26,16 @@ from meshwright.model_specs.schema import ModelSpec
 # Published models by name.
 
 
-_WHERE = "model catalog"
-
-
 @cache
-def _entries() -> Mapping[str, object]:
+def _entries() -> Mapping[str, Any]:
     return PackagedEntries("meshwright.model_specs", "data/catalog.yaml")
 
 
 @cache
 def _hub_names() -> Mapping[str, str]:
-    """Catalog names by the hub's names of the same models, in small letters."""
+    """Catalog names by the hub's names of the same models, in the hub's spelling."""
     table = packaged_document("meshwright.model_specs", "data/hub_ids.yaml")
-    return {hub_id.lower(): name for name, hub_ids in table.items() for hub_id in hub_ids}
+    return {hub_id: name for name, hub_ids in table.items() for hub_id in hub_ids}
 
 
 _VARIANTS = ("-instruct", "-base", "-chat", "-chat-hf", "-hf", "-it", "-pt", "-bf16")
@@ -49,13 +44,14 @@ _VARIANTS = ("-instruct", "-base", "-chat", "-chat-hf", "-hf", "-it", "-pt", "-b
 
 @cache
 def _short_names() -> Mapping[str, str]:
-    """Catalog names by what people type, in small letters: themselves, and the hub's names without the owner
-    and without what was trained on. Two models of one short name have neither.
+    """Catalog names by what people type, in small letters: themselves, and the hub's names, also without the
+    owner and without what was trained on. Two models of one short name have neither.
     """
     full_names: dict[str, set[str]] = {}
     for hub_id, name in _hub_names().items():
-        short = hub_id.partition("/")[2]
-        for typed in (short, *(short.removesuffix(end) for end in _VARIANTS)):
+        whole = hub_id.lower()
+        short = whole.partition("/")[2]
+        for typed in (whole, short, *(short.removesuffix(end) for end in _VARIANTS)):
             full_names.setdefault(typed, set()).add(name)
     full_names |= {name.lower(): {name} for name in _entries()}
     return {typed: next(iter(names)) for typed, names in full_names.items() if len(names) == 1}
@@ -68,13 +64,18 @@ def catalog_names() -> tuple[str, ...]:
 
 def hub_names() -> tuple[str, ...]:
     """What the Hugging Face hub calls models of the catalog, in its spelling."""
-    table = packaged_document("meshwright.model_specs", "data/hub_ids.yaml")
-    return tuple(hub_id for hub_ids in table.values() for hub_id in hub_ids)
+    return tuple(_hub_names())
 
 
 @cache
 def load_catalog_model(name: str) -> ModelSpec:
-    """The catalog's model of this name. Raises InputError, with a near miss, where there is none."""
+    """The catalog's model of this name. Raises InputError, with a near miss, where there is none.
+
+    Parameters
+    ----------
+    name
+        One of `catalog_names`, in its spelling.
+    """
     entries = _entries()
     if name not in entries:
         raise InputError(
@@ -84,13 +85,7 @@ def load_catalog_model(name: str) -> ModelSpec:
             did_you_mean=near_miss(name, entries),
             allowed=entries,
         )
-    fields = entries[name]
-    if not isinstance(fields, dict):
-        raise InputError("must be a mapping of fields", where=f"{_WHERE}: {name}", value=fields)
-    try:
-        return ModelSpec.model_validate({"name": name, **fields})
-    except ValidationError as error:
-        raise InputError(validation_message(error, f"{_WHERE}: {name}", ModelSpec)) from None
+    return ModelSpec.model_validate({"name": name, **entries[name]})
 
 
 _WIDTHS = (
@@ -107,7 +102,13 @@ _EXPERTS = ("experts", "top_k", "moe_ffn_hidden", "latent_size")
 
 
 def catalog_twin(model: ModelSpec) -> ModelSpec | None:
-    """The catalog's model with the same widths, vocabulary and experts, whatever its number of layers."""
+    """The catalog's model with the same widths, vocabulary and experts, whatever its number of layers.
+
+    Parameters
+    ----------
+    model
+        Whose widths, vocabulary and experts are compared, and nothing else.
+    """
     return _twins().get(_key(model))
 
 
@@ -122,7 +123,13 @@ def _twins() -> dict[tuple[object, ...], ModelSpec]:
 
 def with_twin_facts(model: ModelSpec) -> ModelSpec:
     """The model with what its catalog twin knows and a table of widths leaves out: norms on queries and keys,
-    and node-limited routing."""
+    and node-limited routing.
+
+    Parameters
+    ----------
+    model
+        What it states itself stays as it is.
+    """
     twin = catalog_twin(model)
     if twin is None:
         return model
@@ -184,9 +191,9 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     path = Path(text)
     if text and is_file(f"{text}/config.json"):
         path = path / "config.json"
-    catalog_names_of_text = _hub_names().get(text.lower()) or _short_names().get(text.lower())
-    if catalog_names_of_text is not None and not path.exists():
-        return load_catalog_model(catalog_names_of_text)
+    meant = _short_names().get(text.lower())
+    if meant is not None and not path.exists():
+        return load_catalog_model(meant)
     if text and os.path.isdir(path):
         raise InputError("this folder has no config.json", where="model", value=text)
     _refuse_hub_id(text)
@@ -209,6 +216,15 @@ def model_from_mapping(
 
     `where` names the mapping in errors (a file, and a path inside it); `name` is the model's where the
     mapping itself gives none. Raises InputError.
+
+    Parameters
+    ----------
+    data
+        Fields by name: those of `ModelSpec`, or of a config.json.
+    where
+        A path, or what the data is.
+    name
+        What to call a model that does not say; None for `model`.
     """
     if not isinstance(data, Mapping):
         raise InputError("must be a mapping of fields", where=where, value=data)
@@ -217,10 +233,7 @@ def model_from_mapping(
     if data and not _REQUIRED & data.keys():
         raise InputError(_NO_MODEL + _base_model(data), where=where)
     named = {"name": name} if name and "name" not in data else {}
-    try:
-        return ModelSpec.model_validate({**named, **data})
-    except ValidationError as error:
-        raise InputError(validation_message(error, where, ModelSpec)) from None
+    return validated(ModelSpec, {**named, **data}, where)
 
 
 _REQUIRED = {name for name, field in ModelSpec.model_fields.items() if field.is_required()} - {
@@ -307,18 +320,38 @@ def flavors() -> tuple[Flavor, ...]:
 
 
 def flavor_named(family: str, name: str) -> Flavor | None:
-    """A flavor by torchtitan's names, in any case of letters; None where its registry has none."""
+    """A flavor by torchtitan's names, in any case of letters; None where its registry has none.
+
+    Parameters
+    ----------
+    family
+        A folder of torchtitan/models.
+    name
+        As its registry calls the flavor; dots, hyphens and underscores count alike.
+    """
     wanted = (_plain(family), _plain(name))
     return next((f for f in flavors() if (_plain(f.family), _plain(f.name)) == wanted), None)
 
 
 def flavor_of_config(config: str) -> Flavor | None:
-    """The flavor whose model and name make up the name of a configuration, such as qwen3_0_6b."""
+    """The flavor whose model and name make up the name of a configuration, such as qwen3_0_6b.
+
+    Parameters
+    ----------
+    config
+        Name of a function of torchtitan's config_registry.py.
+    """
     return next((f for f in flavors() if _plain(f"{f.family}_{f.name}") == _plain(config)), None)
 
 
 def named_config(name: str) -> NamedConfig | None:
-    """What a configuration of torchtitan's own sets; None for a name that is not in the file."""
+    """What a configuration of torchtitan's own sets; None for a name that is not in the file.
+
+    Parameters
+    ----------
+    name
+        Of a function of torchtitan's config_registry.py.
+    """
     entry = _document()["configs"].get(name)
     if entry is None:
         return None
@@ -330,7 +363,15 @@ def named_config(name: str) -> NamedConfig | None:
 
 
 def built_alike(model: ModelSpec, family: str) -> Flavor | None:
-    """The flavor of a family that has the layers, heads, widths and experts of a model; None without one."""
+    """The flavor of a family that has the layers, heads, widths and experts of a model; None without one.
+
+    Parameters
+    ----------
+    model
+        Whose layers, heads, widths and experts are compared; its vocabulary is not.
+    family
+        A folder of torchtitan/models.
+    """
     of_family = (flavor for flavor in flavors() if flavor.family == family)
     return next((f for f in of_family if _sizes(f.model) == _sizes(model)), None)
 

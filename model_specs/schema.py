@@ -29,6 +29,7 @@ from meshwright.model_specs.blocks import (
     MoeSpec,
     Positive,
     RopeSpec,
+    Share,
     SparseIndexerSpec,
     VisionSpec,
     WindowHeadsSpec,
@@ -76,7 +77,7 @@ class ModelSpec(ClosedDocument):
     """Whether a layer norm has a shift beside its scale; those of Cohere have none."""
     norm_weights: Flag = left_out_at(True)
     """Whether norms over the hidden width have a scale; those of OLMo's first generation have none."""
-    norm_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    norm_epsilon: Share = 1e-5
     """Added to the mean square, or to the variance, under the root."""
     norm_zero_centered: Flag = False
     """Norms multiply by 1 + weight (Gemma, Nemotron-4), so that weight decay pulls to 1."""
@@ -194,8 +195,8 @@ class ModelSpec(ClosedDocument):
             raise ValueError(
                 f"moe.dense_layers {self.moe.dense_layers} is more than layers {self.layers}"
             )
-        if self.moe is not None and self.moe.every > 1:
-            self._check_every(self.moe.every)
+        if self.experts_every > 1:
+            self._check_every(self.experts_every)
         if self.hybrid_pattern is not None or self.state_space is not None:
             self._check_hybrid()
         if self.moe is None and self.ffn_hidden == 0 and self.blocks.feed_forward:
@@ -388,11 +389,17 @@ class ModelSpec(ClosedDocument):
         return self.blocks_of(experts=self.moe is not None)
 
     def blocks_of(self, *, experts: bool) -> BlockShares:
-        """Blocks of a layer with experts or of a dense one; of unlike layers all are the mean layer."""
+        """Blocks of a layer with experts or of a dense one; of unlike layers all are the mean layer.
+
+        Parameters
+        ----------
+        experts
+            Which of them, where the model has layers of both.
+        """
         if self.hybrid_pattern is not None:
             return pattern_shares(self.hybrid_pattern)
-        if self.moe is not None and self.moe.every > 1:
-            share = 1.0 / self.moe.every
+        if self.experts_every > 1:
+            share = 1.0 / self.experts_every
             return BlockShares(1.0, 0.0, 1.0 - share, share)
         beside = 1.0 if self.mamba_beside_attention else 0.0
         return BlockShares(1.0, beside, 0.0 if experts else 1.0, 1.0 if experts else 0.0)
@@ -422,7 +429,12 @@ class ModelSpec(ClosedDocument):
     @property
     def has_mean_layers(self) -> bool:
         """Whether layers differ in their blocks all along the model, and are counted by their mean."""
-        return self.hybrid_pattern is not None or (self.moe is not None and self.moe.every > 1)
+        return self.hybrid_pattern is not None or self.experts_every > 1
+
+    @property
+    def experts_every(self) -> int:
+        """The n of 'each n-th layer has experts'; 1 in a dense model too."""
+        return 1 if self.moe is None else self.moe.every
 
     @property
     def encoder(self) -> VisionSpec | None:
@@ -586,13 +598,25 @@ class ModelSpec(ClosedDocument):
         return (*(symbols + AHEAD for symbols in layers[:ahead]), *layers[ahead:])
 
     def with_layers_ahead(self, number: int) -> ModelSpec:
-        """The model as it is trained where so many of its first layers run forward alone."""
+        """The model as it is trained where so many of its first layers run forward alone.
+
+        Parameters
+        ----------
+        number
+            From 0 to `layers`.
+        """
         model = type(self).model_validate(self.model_dump(exclude_unset=True))
         model._layers_ahead = number
         return model
 
     def kind_of(self, symbols: str) -> LayerKind:
-        """The layer that an entry of `unlike_layers` or `unlike_bytes` names."""
+        """The layer that an entry of `unlike_layers` or `unlike_bytes` names.
+
+        Parameters
+        ----------
+        symbols
+            An entry of `symbols`, with or without `AHEAD`.
+        """
         if self.hybrid_pattern is not None:
             return LayerKind(pattern_shares(symbols[:1]), AttentionShares())
         experts = float(symbols[1] == "E")
@@ -752,6 +776,11 @@ _ABOUT_ADAPTERS = frozenset(("linear_attention.own_gates",))
 
 def stated_fields(model: ModelSpec) -> dict[str, object]:
     """The fields that are not at their default and bear on what the language model computes, by dotted name.
+
+    Parameters
+    ----------
+    model
+        As it was read.
 
     >>> from meshwright.model_specs.reader import load_catalog_model
     >>> stated_fields(load_catalog_model("llama-3-8b"))["rope.base"]

@@ -107,20 +107,23 @@ class FewestQuestion(PlanQuestion):
         return self
 
 
+ShortName = Annotated[str, Field(max_length=32)]
+
+
 class FilesQuestion(ClosedDocument):
     """What is made of a plan that was found before."""
 
-    plan: Annotated[str, Field(max_length=32)]
+    plan: ShortName
     """What the answer with the plan is called."""
-    target: Annotated[str, Field(max_length=32)] = ""
+    target: ShortName = ""
     """As `meshwright launch --target`; the plan's own framework when empty."""
 
 
 class CompareQuestion(ClosedDocument):
     """Two plans that were found before."""
 
-    first: Annotated[str, Field(max_length=32)]
-    second: Annotated[str, Field(max_length=32)]
+    first: ShortName
+    second: ShortName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +163,11 @@ class Offer:
 
     def resolved(self, question: PlanQuestion) -> dict[str, Any]:
         """The fields of a question with what its names stand for.
+
+        Parameters
+        ----------
+        question
+            Whose `model` and `cluster` are names of the offer.
 
         Raises
         ------
@@ -280,14 +288,33 @@ class AnsweredBy:
 
 
 def error_document(error: Exception) -> dict[str, Any]:
-    """What the page is told of an error: the planner's own words, and which field they are about."""
+    """What the page is told of an error: the planner's own words, and which field they are about.
+
+    Parameters
+    ----------
+    error
+        What was raised while a question was answered; `where` is known of an InputError alone.
+
+    Returns
+    -------
+    dict
+        `message`, `where` (None where no field is meant) and `exit_code`.
+    """
     message, exit_code = message_of(error)
     where = error.where if isinstance(error, InputError) else None
     return {"message": message, "where": where, "exit_code": int(exit_code)}
 
 
 def answer_plan(fields: Fields, say: Say) -> Answer:
-    """The fastest layout, as `meshwright plan` finds it."""
+    """The fastest layout, as `meshwright plan` finds it.
+
+    Parameters
+    ----------
+    fields
+        Of a `PlanQuestion`, with what its names stand for (`Offer.resolved`).
+    say
+        Is told of every better plan: `{"words": ...}`.
+    """
     plan = api.plan(
         **{name: fields[name] for name in (*_OF_PLAN, "top", "robustness", *COST_FIELDS)},
         time_limit_s=fields["time_limit"],
@@ -297,7 +324,13 @@ def answer_plan(fields: Fields, say: Say) -> Answer:
 
 
 def shown_plan(plan: Plan) -> Answer:
-    """A plan as the page shows it: figures, choices and the sections of `meshwright plan`."""
+    """A plan as the page shows it: figures, choices and the sections of `meshwright plan`.
+
+    Parameters
+    ----------
+    plan
+        With or without a layout.
+    """
     (_, first), *others = sections(plan_view(plan))
     layout, inputs = plan.layout, plan.inputs
     choices = {}
@@ -338,7 +371,13 @@ def _pinned(plan: Plan) -> list[str]:
 
 
 def plan_figures_of(plan: Plan) -> dict[str, Any]:
-    """What plans are compared by: seconds, tokens a second, GiB, and days, dollars and kWh where asked."""
+    """What plans are compared by: seconds, tokens a second, GiB, and days, dollars and kWh where asked.
+
+    Parameters
+    ----------
+    plan
+        With or without a layout: figures of one without are None.
+    """
     figures = plan.figures()
     cost = {} if plan.cost is None else plan.cost.plan.model_dump()
     names = ("step_time_s", "tokens_per_s", "mfu", "peak_memory_gib", "gap", "message")
@@ -365,7 +404,15 @@ def _cards(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def answer_sizes(fields: Fields, say: Say) -> Answer:
-    """A plan at each of some numbers of GPUs, told one by one: GPUs against time, dollars and kWh."""
+    """A plan at each of some numbers of GPUs, told one by one: GPUs against time, dollars and kWh.
+
+    Parameters
+    ----------
+    fields
+        Of a `SizesQuestion`, with what its names stand for (`Offer.resolved`).
+    say
+        Is told of every size: first `words`, then its `row`.
+    """
     options = {name: fields[name] for name in (*_OF_PLAN, *COST_FIELDS)}
     for name in ("model", "cluster", "gpus"):
         del options[name]
@@ -409,7 +456,13 @@ def _row(row: Fields) -> dict[str, Any]:
 
 
 def fewest_request(fields: Fields) -> SizeRequest:
-    """What is asked of a search for the fewest GPUs, whose plans share the time of the question."""
+    """What is asked of a search for the fewest GPUs, whose plans share the time of the question.
+
+    Parameters
+    ----------
+    fields
+        Of a `FewestQuestion`, with what its names stand for (`Offer.resolved`).
+    """
     plan = {name: fields[name] for name in (*_OF_PLAN, *COST_FIELDS)}
     for name in ("model", "cluster", "gpus"):
         del plan[name]
@@ -426,7 +479,15 @@ def fewest_request(fields: Fields) -> SizeRequest:
 
 
 def answer_fewest(fields: Fields, say: Say) -> Answer:
-    """The fewest GPUs that reach a target, with their plan, as `meshwright recommend` finds them."""
+    """The fewest GPUs that reach a target, with their plan, as `meshwright recommend` finds them.
+
+    Parameters
+    ----------
+    fields
+        As `fewest_request` takes them.
+    say
+        Is told of every plan: `{"words": ...}`.
+    """
     recommended = plan_sizes(fewest_request(fields), lambda words: say({"words": words}))
     shown = (*recommended.reached, *recommended.missed)[0]
     verdict = {"verdict": _html(recommend_view(recommended)), "reached": bool(recommended.reached)}
@@ -439,7 +500,15 @@ def answer_fewest(fields: Fields, say: Say) -> Answer:
 
 
 def answer_comparison(fields: Fields, say: Say) -> Answer:
-    """Where two plans differ, as `meshwright compare` says it."""
+    """Where two plans differ, as `meshwright compare` says it.
+
+    Parameters
+    ----------
+    fields
+        `first` and `second`, the texts of two plan files.
+    say
+        Is told nothing.
+    """
     del say
     plans = plan_of(fields["first"]), plan_of(fields["second"])
     first, second = (", ".join([_title(plan), *_pinned(plan)]) for plan in plans)
@@ -447,7 +516,15 @@ def answer_comparison(fields: Fields, say: Say) -> Answer:
 
 
 def answer_launch(fields: Fields, say: Say) -> Answer:
-    """The files that start a plan, as `meshwright launch` writes them, in one archive (base64)."""
+    """The files that start a plan, as `meshwright launch` writes them, in one archive (base64).
+
+    Parameters
+    ----------
+    fields
+        `plan`, the text of a plan file, and `target`, empty for the plan's own framework.
+    say
+        Is told nothing.
+    """
     del say
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
@@ -460,13 +537,27 @@ def answer_launch(fields: Fields, say: Say) -> Answer:
 
 
 def answer_report(fields: Fields, say: Say) -> Answer:
-    """A plan as the page that `meshwright report` writes."""
+    """A plan as the page that `meshwright report` writes.
+
+    Parameters
+    ----------
+    fields
+        `plan`, the text of a plan file.
+    say
+        Is told nothing.
+    """
     del say
     return {"answer": {}, "texts": {"report.html": plan_page(plan_of(fields["plan"]))}}
 
 
 def plan_of(text: str) -> Plan:
-    """The plan of the text of a plan file. Raises InputError for another."""
+    """The plan of the text of a plan file. Raises InputError for another.
+
+    Parameters
+    ----------
+    text
+        As `plan_text` writes it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.yaml"
         path.write_text(text, encoding="utf-8")
@@ -478,7 +569,13 @@ def _html(view: View) -> str:
 
 
 def load(say: Say) -> None:
-    """Makes a small plan, so that what every plan needs is loaded before somebody waits for it."""
+    """Makes a small plan, so that what every plan needs is loaded before somebody waits for it.
+
+    Parameters
+    ----------
+    say
+        Is told nothing.
+    """
     del say
     small: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 8, "seq_len": 4096}
     api.plan("llama-3-8b", **small, robustness=False)

@@ -73,7 +73,13 @@ class Ticket:
     """Is done when the question is neither waiting nor worked on any more."""
 
     def document(self, ahead: int) -> dict[str, Any]:
-        """What the page is told, without the texts, whose names and sizes are there."""
+        """What the page is told, without the texts, whose names and sizes are there.
+
+        Parameters
+        ----------
+        ahead
+            Questions that will be worked on before this one; 0 where it does not wait.
+        """
         return {
             "id": self.name,
             "state": self.state,
@@ -138,7 +144,13 @@ class QuestionQueue:
             return ticket
 
     def ticket(self, name: str) -> Ticket:
-        """A question by its name. Raises InputError where there is none, or none any more."""
+        """A question by its name. Raises InputError where there is none, or none any more.
+
+        Parameters
+        ----------
+        name
+            As `ask` called it: q1, q2 and so on.
+        """
         with self._changed:
             if name not in self._tickets:
                 what = f"no such question; the last {self.limits.kept} answers are kept"
@@ -146,13 +158,25 @@ class QuestionQueue:
             return self._tickets[name]
 
     def document(self, ticket: Ticket) -> dict[str, Any]:
-        """What the page is told of a question."""
+        """What the page is told of a question.
+
+        Parameters
+        ----------
+        ticket
+            From `ask`.
+        """
         with self._changed:
             ahead = self._waiting.index(ticket) if ticket in self._waiting else 0
             return ticket.document(ahead)
 
     def stop(self, ticket: Ticket) -> None:
-        """Ends a question at once, whatever it is at; an answered one is left alone."""
+        """Ends a question at once, whatever it is at; an answered one is left alone.
+
+        Parameters
+        ----------
+        ticket
+            From `ask`, in any state.
+        """
         with self._changed:
             if ticket.state not in ("waiting", "working"):
                 return

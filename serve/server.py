@@ -88,6 +88,8 @@ _FILE_POLICY = (
 """Of files that are shown: they reach nothing, not even this server."""
 
 
+_Asked = tuple[answers.AnsweredBy, float]
+"""What answers a question, and its seconds at most."""
 _TOO_LARGE = 413, f"at most {MOST_BODY_BYTES:,} bytes may be sent"
 
 
@@ -206,7 +208,13 @@ class PlannerPage:
         self._copies = max(1, usable_cores() // queue.limits.processes)
 
     async def page(self, request: Request) -> Response:
-        """The page, or one of its parts."""
+        """The page, or one of its parts.
+
+        Parameters
+        ----------
+        request
+            With the `name` of a part in its path, or without for the page itself.
+        """
         name = request.path_params.get("name", "index.html")
         if name == "index.html":
             return _response(
@@ -223,7 +231,18 @@ class PlannerPage:
         return _json(await asyncio.to_thread(self._offer.document))
 
     async def ask(self, request: Request) -> Response:
-        """Takes a question; its answer is fetched later."""
+        """Takes a question; its answer is fetched later.
+
+        Parameters
+        ----------
+        request
+            With the `kind` of question in its path and its fields as a JSON body.
+
+        Returns
+        -------
+        Response
+            202 with the ticket; 400, 404, 415 or 429 with the error.
+        """
         asked = self._questions().get(request.path_params["kind"])
         if asked is None:
             return error_response(404, "no such kind of question", where="kind")
@@ -243,7 +262,13 @@ class PlannerPage:
         return _json(self._queue.document(ticket), 202)
 
     async def answer(self, request: Request) -> Response:
-        """How a question gets on, or its end (DELETE)."""
+        """How a question gets on, or its end (DELETE).
+
+        Parameters
+        ----------
+        request
+            GET or DELETE, with the ticket's `id` in its path.
+        """
         try:
             ticket = self._queue.ticket(request.path_params["id"])
         except InputError as error:
@@ -253,7 +278,13 @@ class PlannerPage:
         return _json(self._queue.document(ticket))
 
     async def text(self, request: Request) -> Response:
-        """A text of an answer, to be kept or shown."""
+        """A text of an answer, to be kept or shown.
+
+        Parameters
+        ----------
+        request
+            With the ticket's `id` and the `name` of a text in its path.
+        """
         name = request.path_params["name"]
         try:
             ticket = self._queue.ticket(request.path_params["id"])
@@ -270,7 +301,7 @@ class PlannerPage:
             headers["Content-Disposition"] = f'attachment; filename="{name}"'
         return _response(data, _TEXTS[ending], headers)
 
-    def _questions(self) -> Mapping[str, Callable[[Mapping[str, object]], tuple[Any, float]]]:
+    def _questions(self) -> Mapping[str, Callable[[Mapping[str, object]], _Asked]]:
         return {
             "plan": lambda fields: self._job(answers.answer_plan, PlanQuestion, fields),
             "sizes": lambda fields: self._job(answers.answer_sizes, SizesQuestion, fields),
@@ -282,20 +313,18 @@ class PlannerPage:
 
     def _job(
         self, function: answers.Function, kind: type[PlanQuestion], fields: Mapping[str, object]
-    ) -> tuple[answers.AnsweredBy, float]:
+    ) -> _Asked:
         question = read_question(kind, fields)
         resolved = self._offer.resolved(question)
         return answers.AnsweredBy(function, resolved, self._copies), question.time_limit
 
-    def _comparison(self, fields: Mapping[str, object]) -> tuple[answers.AnsweredBy, float]:
+    def _comparison(self, fields: Mapping[str, object]) -> _Asked:
         question = read_question(CompareQuestion, fields)
         sides = {"first": question.first, "second": question.second}
         texts = {side: self._plan_of(name) for side, name in sides.items()}
         return answers.AnsweredBy(answers.answer_comparison, texts, 1), LONGEST_S
 
-    def _files(
-        self, function: answers.Function, fields: Mapping[str, object]
-    ) -> tuple[answers.AnsweredBy, float]:
+    def _files(self, function: answers.Function, fields: Mapping[str, object]) -> _Asked:
         question = read_question(FilesQuestion, fields)
         resolved = {"plan": self._plan_of(question.plan), "target": question.target}
         return answers.AnsweredBy(function, resolved, 1), LONGEST_S

@@ -34,7 +34,7 @@ from meshwright.planner.report.explain_view import (
 )
 from meshwright.planner.report.many_view import recommend_view
 from meshwright.planner.report.plan_view import layout_line, plan_view
-from meshwright.planner.report.plan_words import meaning_of, rule_meaning, status_words
+from meshwright.planner.report.plan_words import explained_term, status_words
 from meshwright.planner.report.view import view_text
 from meshwright.planner.runs.prediction import run_document
 from meshwright.planner.solvers.processes import Say
@@ -226,9 +226,9 @@ class PlannerTools:
         plan is the name of a plan of this session (q1), a plan file or folder in the server's folder, or a
         term such as "memory risk". best searches for the best plan with each single choice, and takes longer.
         """
-        term = meaning_of(plan) or rule_meaning(plan)
+        term = explained_term(plan)
         if term is not None:
-            return {"term": term[0], "meaning": term[1]}
+            return term
         return self._ask(_answer_explain, {"plan": self._plan(plan), "best": best}, LONGEST_S)
 
     def compare(self, first: Name, second: Name) -> dict[str, Any]:
@@ -362,7 +362,13 @@ def serve_tools(offer: Offer, folder: Path | None, limits: PageLimits) -> None:
 
 
 def tool_server(tools: PlannerTools) -> Any:
-    """The server of the tools, not yet connected. Raises InputError where the package mcp is not there."""
+    """The server of the tools, not yet connected. Raises InputError where the package mcp is not there.
+
+    Parameters
+    ----------
+    tools
+        Whose methods named in `TOOLS` are offered; their errors are handed on in words.
+    """
     server_class, tool_class, tool_error = _library()
 
     def told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

@@ -709,5 +709,9 @@ def test_a_launch_file_a_memory_and_a_topology_are_read(tmp_path: Path) -> None:
 
 def test_a_term_is_explained_from_python_too() -> None:
     assert meshwright.explain("pipeline-bubble")["term"] == "pipeline bubble"
+    both = meshwright.explain("sync-each-batch")
+    assert "The rule of this name: " in both["meaning"]
+    said = json.loads(CliRunner().invoke(main, ["explain", "sync-each-batch", "--json"]).stdout)
+    assert both.items() <= said.items()
     with pytest.raises(meshwright.InputError):
         meshwright.explain("no such term at all")

@@ -30,7 +30,8 @@ from meshwright.errors import InputError, refuse_unknown, shown
 # Blocks of a fabric from its cables: which hosts share leaf switches, which of those groups share spines.
 
 
-Links = Sequence[tuple[str, float]]
+Links = list[tuple[str, float]]
+"""(other end, Gb/s) of each port."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +223,7 @@ class _Element:
     name: str
     description: str
     line: int
-    ports: list[tuple[str, float]] = field(default_factory=list)
-    """(other end, Gb/s)."""
+    ports: Links = field(default_factory=list)
 
 
 def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> FileFacts:
@@ -314,9 +314,9 @@ def _gbps(source: SourceText, line: int, remark: str) -> float:
     return int(speed[1][:4]) * LANE_GBPS[speed[2]]
 
 
-def _hosts(elements: dict[str, _Element]) -> tuple[dict[str, list[tuple[str, float]]], int]:
+def _hosts(elements: dict[str, _Element]) -> tuple[dict[str, Links], int]:
     """Ports of every host as (leaf switch, Gb/s), and how many adapters name no host."""
-    hosts: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    hosts: dict[str, Links] = defaultdict(list)
     unnamed = 0
     for element in elements.values():
         if element.kind != "Ca" or _AGGREGATION.search(element.description):
@@ -346,9 +346,7 @@ def _switch_name(description: str) -> str:
     return description.rpartition(";")[2].partition(":")[0].strip()[:100]
 
 
-def _nic_fields(
-    hosts: dict[str, list[tuple[str, float]]], usual: int, node: ClusterSpec
-) -> dict[str, object]:
+def _nic_fields(hosts: dict[str, Links], usual: int, node: ClusterSpec) -> dict[str, object]:
     """The rate of a usual host's ports, spread over its GPUs."""
     rates = Counter(
         sum(gbps for _, gbps in ports) for ports in hosts.values() if len(ports) == usual
@@ -392,7 +390,9 @@ def read_facts(
         )
     source = sources[0]
     if form == "slurm":
-        return read_yaml(source, topology) if _is_yaml(source) else read_conf(source)
+        # A list, which no line of a topology.conf looks like.
+        is_yaml = source.head.startswith(("- ", "---"))
+        return read_yaml(source, topology) if is_yaml else read_conf(source)
     if form == "topograph":
         return read_topograph(source, topology)
     reader = {
@@ -400,12 +400,6 @@ def read_facts(
         "ibnetdiscover": read_ibnetdiscover,
     }
     return reader[form](source, node)
-
-
-def _is_yaml(source: SourceText) -> bool:
-    """Whether this is a topology.yaml: a list, which no line of a topology.conf looks like."""
-    head = next((line for line in source.text.splitlines() if line.strip() and line[0] != "#"), "")
-    return head.startswith(("- ", "---"))
 
 
 def _measured(sources: Sequence[SourceText], node: ClusterSpec) -> FileFacts:
@@ -445,7 +439,13 @@ class ImportedCluster:
 
 
 def read_ratios(text: str) -> list[float]:
-    """The numbers of `1,3,7`. Raises InputError for what is none, or lies outside of 1 to 1000."""
+    """The numbers of `1,3,7`. Raises InputError for what is none, or lies outside of 1 to 1000.
+
+    Parameters
+    ----------
+    text
+        Numbers with commas between them, one for each level of switches, inside out.
+    """
     ratios = []
     for part in text.split(","):
         try:
@@ -673,11 +673,15 @@ MOST_DEVICES = 1024
 _LEGEND = "X, NV#, PIX, PXB, PHB, NODE or SYS"
 
 
+_Cells = dict[tuple[str, str], str]
+"""By (row, column), each the name of a device."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Matrix:
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
-    cells: dict[tuple[str, str], str]
+    cells: _Cells
 
 
 def read_topo_matrix(source: SourceText, node: ClusterSpec) -> FileFacts:
@@ -713,7 +717,7 @@ def read_topo_matrix(source: SourceText, node: ClusterSpec) -> FileFacts:
 
 def _matrix(source: SourceText) -> _Matrix:
     columns: list[str] = []
-    cells: dict[tuple[str, str], str] = {}
+    cells: _Cells = {}
     lines: dict[str, int] = {}
     for number, raw in enumerate(source.text.splitlines(), start=1):
         words = _ANSI.sub("", raw).split()
@@ -774,7 +778,7 @@ def _header(source: SourceText, number: int, words: list[str]) -> list[str]:
 def _check_mirror(
     source: SourceText,
     gpus: tuple[str, ...],
-    cells: dict[tuple[str, str], str],
+    cells: _Cells,
     lines: dict[str, int],
 ) -> None:
     for gpu in gpus:

@@ -22,6 +22,12 @@ class SourceText:
     name: str
     text: str
 
+    @property
+    def head(self) -> str:
+        """The first line that is neither empty nor a comment; empty where there is none."""
+        lines = self.text.splitlines()
+        return next((line for line in lines if line.strip() and line[0] != "#"), "")
+
     def expected(self, line: int, what: str, got: object) -> InputError:
         """An error at a line (from 1) of this file.
 
@@ -75,7 +81,13 @@ class FileFacts:
 
 
 def level_names(count: int) -> tuple[str, ...]:
-    """Names of that many switch levels, inside out; the last joins everything."""
+    """Names of that many switch levels, inside out; the last joins everything.
+
+    Parameters
+    ----------
+    count
+        Levels of switches, from 1.
+    """
     few = {1: ("leaf",), 2: ("leaf", "spine"), 3: ("leaf", "pod", "core")}
     return few.get(count) or ("leaf", *(f"tier-{k}" for k in range(2, count - 1)), "pod", "core")
 
@@ -415,9 +427,11 @@ MOST_LINKS: dict[Architecture, int] = {
 """NVLinks of one GPU: V100 6, A100 12, H100 and B200 18 (NVIDIA product briefs)."""
 
 
-def link_fields(
-    links: Mapping[str, Mapping[str, int]], node: ClusterSpec
-) -> tuple[dict[str, object], tuple[str, ...]]:
+NvLinks = Mapping[str, Mapping[str, int]]
+"""By GPU, the number of NVLinks to each other GPU."""
+
+
+def link_fields(links: NvLinks, node: ClusterSpec) -> tuple[dict[str, object], tuple[str, ...]]:
     """Fields of a cluster from each GPU's NVLinks to each other GPU, and notes on them.
 
     A GPU with more links to its peers in all than it has ports reaches them through a switch, with all of
@@ -427,7 +441,7 @@ def link_fields(
     Parameters
     ----------
     links
-        By GPU, the number of NVLinks to each other GPU.
+        Of every GPU of the node, also of one without any.
     node
         The cluster whose node it is; its device says how fast a link is.
     """
@@ -451,7 +465,7 @@ def link_fields(
     return fields, tuple(notes)
 
 
-def _rate_gb_per_s(links: Mapping[str, Mapping[str, int]], node: ClusterSpec) -> float | None:
+def _rate_gb_per_s(links: NvLinks, node: ClusterSpec) -> float | None:
     architecture = node.device.architecture
     if architecture not in LINK_GB_PER_S:
         return None
@@ -464,7 +478,7 @@ def _rate_gb_per_s(links: Mapping[str, Mapping[str, int]], node: ClusterSpec) ->
     return count * LINK_GB_PER_S[architecture] if count else None
 
 
-def _domain_sizes(links: Mapping[str, Mapping[str, int]]) -> list[int]:
+def _domain_sizes(links: NvLinks) -> list[int]:
     unvisited = dict.fromkeys(links)
     sizes = []
     while unvisited:

@@ -49,7 +49,14 @@ class LogTimes:
 
 
 def read_nccl_times(source: SourceText) -> LogTimes:
-    """The collective, GPUs and times of a log. Raises InputError with the line that cannot be read."""
+    """The collective, GPUs and times of a log. Raises InputError with the line that cannot be read.
+
+    Parameters
+    ----------
+    source
+        Text and name of the log; a name such as `all_gather_perf.log` says which test ran where the text does
+        not.
+    """
     lines = _lines(source)
     gpus = sum(_hosts(source, lines).values())
     rows = _rows(source, lines)

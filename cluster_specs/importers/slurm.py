@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import yaml
 
@@ -214,9 +214,7 @@ def read_yaml(source: SourceText, topology: str | None = None) -> FileFacts:
     if len(entries) > 1:
         other_names = ", ".join(name for name in entries if name != chosen)
         note = f"topology {chosen!r} of {len(entries)}; --topology takes one of the others: {other_names}"
-        return FileFacts(
-            nodes=facts.nodes, level_names=facts.level_names, notes=(*facts.notes, note)
-        )
+        return replace(facts, notes=(*facts.notes, note))
     return facts
 
 
@@ -334,10 +332,9 @@ def read_topograph(source: SourceText, topology: str | None = None) -> FileFacts
     topology
         The name of one of several, where it is YAML; None for the default.
     """
-    head = next((line for line in source.text.splitlines() if line.strip() and line[0] != "#"), "")
-    if head.lstrip().startswith("{"):
+    if source.head.lstrip().startswith("{"):
         return _graph(source)
-    if head.startswith("- "):
+    if source.head.startswith("- "):
         return read_yaml(source, topology)
     return read_conf(source, titles=True)
 

@@ -413,6 +413,26 @@ def rule_meaning(name: str) -> tuple[str, str] | None:
     return None if rule is None else (rule.name, sentence_of(rule))
 
 
+def explained_term(words: str) -> dict[str, str] | None:
+    """A word of the glossary or the name of a rule, and what it means; None for others.
+
+    Parameters
+    ----------
+    words
+        As `meaning_of` and `rule_meaning` take them; of what is both, both are said.
+
+    Returns
+    -------
+    dict or None
+        `term` and `meaning`.
+    """
+    term, rule = meaning_of(words), rule_meaning(words)
+    if term is not None and rule is not None:
+        term = term[0], f"{term[1]} The rule of this name: {rule[1]}."
+    said = term or rule
+    return None if said is None else {"term": said[0], "meaning": said[1]}
+
+
 def _key(words: str) -> str:
     plain = words.strip().lower().replace("-", " ").replace("_", " ")
     for pattern, word in _FIGURES:
