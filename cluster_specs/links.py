@@ -15,7 +15,7 @@ from math import gcd
 
 import numpy as np
 
-from meshwright.cluster_specs.allocation import FabricLevels, fabric_levels, full_levels
+from meshwright.cluster_specs.allocation import FabricLevels, full_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import (
     first_outside_a_leaf,
@@ -73,17 +73,16 @@ class Outline:
         return names
 
 
-def outline_of(cluster: ClusterSpec, gpus: int) -> Outline:
+def outline_of(cluster: ClusterSpec, levels: FabricLevels) -> Outline:
     """The levels under an allocation whose nodes are alike.
 
     Parameters
     ----------
     cluster
         The machine; listed nodes must not be irregular.
-    gpus
-        Size of the allocation, from 1 to the cluster's GPUs.
+    levels
+        Of the allocation, or of the whole cluster.
     """
-    levels = fabric_levels(cluster, gpus)
     # GPUs of one leaf: the node, or the piece of it that an allocation with part-filled nodes counts by.
     inside_node = [
         int(block)

@@ -126,7 +126,7 @@ def fabric_graph(cluster: ClusterSpec, gpus: int) -> nx.Graph[str]:
     rails, `scalable-unit/0/rail3` is what GPU 3 of each node hangs on; between groups that are joined
     directly there are edges instead of a root.
     """
-    outline = outline_of(cluster, gpus)
+    outline = outline_of(cluster, fabric_levels(cluster, gpus))
     up: dict[str, float] = {}
     terminals = []
     for start in range(0, gpus, outline.node_gpus):

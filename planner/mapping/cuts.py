@@ -18,7 +18,13 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.cluster_specs.allocation import FabricLevels, Place, allocated_places, full_levels
+from meshwright.cluster_specs.allocation import (
+    FabricLevels,
+    Place,
+    allocated_places,
+    fabric_levels,
+    full_levels,
+)
 from meshwright.cluster_specs.links import (
     Joint,
     Outline,
@@ -165,12 +171,16 @@ def _rank_positions(same: SameCluster, places: tuple[Place, ...]) -> RankPositio
 
 
 def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
+    """GPUs count through the allocation that plans take; of others, through the whole cluster."""
     gpus, per_node = len(places), cluster.gpus_per_node
-    outline = outline_of(cluster, gpus)
     order = {place: index for index, place in enumerate(allocated_places(cluster, gpus))}
-    position = np.array([order.get(p, p[0] * per_node + p[1]) for p in places], dtype=np.int64)
+    is_allocated = order.keys() >= set(places)
+    levels = fabric_levels(cluster, gpus) if is_allocated else full_levels(cluster)
+    outline = outline_of(cluster, levels)
+    numbers = (order[p] if is_allocated else p[0] * per_node + p[1] for p in places)
+    position = np.fromiter(numbers, dtype=np.int64, count=gpus)
     size = outline.node_gpus
-    first = np.arange(max(gpus, int(position.max()) + 1) // size) * size
+    first = np.arange(-(-int(position.max() + 1) // size)) * size
     below, outer = size, []
     for step, depth in enumerate(outline.outer):
         block = int(outline.levels.blocks[depth])
@@ -187,6 +197,8 @@ def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
             )
         )
         below = block
+        if position.min() // block == position.max() // block:
+            break
     return _NodesInUse(
         levels=outline.levels,
         node=position // size,

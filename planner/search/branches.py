@@ -525,7 +525,7 @@ def plainest(space: Space) -> Space:
         shard_groups=space.shard_groups[:1],
         offloads=tuple(sorted(ends)),
         recompute=tuple(mask for mask in space.recompute if mask in kinds),
-        ratio_of_vpp=inf,
+        uneven_virtual_stages=False,
     )
 
 

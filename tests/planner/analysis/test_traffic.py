@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,13 @@ from meshwright.planner.bounds.layer_split import balanced_stages
 from meshwright.planner.bounds.mappings import matrices, ranks_on
 from meshwright.planner.experts.training import place_degree
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.mapping.cuts import MappingUse, broken_cuts, by_axis, mapping_use
+from meshwright.planner.mapping.cuts import (
+    MappingUse,
+    broken_cuts,
+    by_axis,
+    mapping_use,
+    rank_positions,
+)
 from meshwright.planner.mapping.problem import loads_of
 from meshwright.planner.mapping.slots import instance_of, ranks_of, slots_of
 from meshwright.planner.plan.make_plan import fastest_plan
@@ -438,6 +445,42 @@ def test_every_shape_of_cluster_is_planned_mapped_and_priced(tmp_path: Path, sha
         )
     assert any(cut["level"] in ("core", "global") for cut in sent["cuts"])
     assert sent["oversubscription"]["loss_s"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "per_node", "leaf"), [("dgx-h100", 8, None), ("superpod-a100", 8, 160)]
+)
+def test_ranks_elsewhere_than_plans_put_them_lie_in_their_own_nodes_and_leaves(
+    cluster: str, per_node: int, leaf: int | None
+) -> None:
+    """12 GPUs as 6 on each of two nodes, as `map` may place them; nodes of two leaves in any order."""
+    spec, draw = read_cluster(cluster), random.Random(1)
+    drawn = [
+        [(node, gpu) for node in draw.sample(range(60), count) for gpu in range(each)]
+        for count, each in ((2, 6), (3, 4), (5, 8), (7, 3))
+    ]
+    for places in [[(node, gpu) for node in (0, 1) for gpu in range(6)], *drawn]:
+        levels = rank_positions(spec, places).by_level
+        numbers = [node * per_node + gpu for node, gpu in places]
+        blocks = {"nvlink": per_node, "scalable-unit": leaf}
+        for level in levels:
+            block = blocks.get(level.level) or spec.gpus
+            expected = [number // block for number in numbers]
+            assert same_groups(level.block.tolist(), expected), level.level
+        assert set(levels[-1].block.tolist()) == {levels[-1].block[0]}
+
+
+def same_groups(one: list[int], other: list[int]) -> bool:
+    """Whether two numberings part the same members."""
+    pairs = set(zip(one, other, strict=True))
+    return len(pairs) == len(set(one)) == len(set(other))
+
+
+def test_a_plan_of_part_of_a_node_is_mapped(tmp_path: Path) -> None:
+    asked = {"cluster": "dgx-h100", "gpus": 12, "global_batch": 12, "seq_len": 512}
+    planned(tmp_path, **asked, pin="pp=3,dp=4,micro_batch=1")
+    mapped = run("map", tmp_path)
+    assert {tuple(place) for place in mapped["ranks"]} == {(n, g) for n in (0, 1) for g in range(6)}
 
 
 @pytest.mark.slow
