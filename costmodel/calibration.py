@@ -380,4 +380,5 @@ class Calibration(ClosedDocument):
         band: BandDoc | None = getattr(self, basis_of)
         if band is None or not band.rows:
             return None
-        return ErrorBand(**band.model_dump(), basis=f"{band.rows} own runs of {self.name}")
+        runs = "run" if band.rows == 1 else "runs"
+        return ErrorBand(**band.model_dump(), basis=f"{band.rows} own {runs} of {self.name}")

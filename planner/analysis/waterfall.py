@@ -6,7 +6,7 @@ Where none can be made alone (degrees that would not divide), several are made a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
@@ -497,18 +497,27 @@ def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
         _same_images(planned.inputs.model, inputs, path)
         return Baseline(path=path, kind="plan", setup=setup_of_plan(planned))
     if "run" in document or "runs" in document:
-        runs = read_runs(path)
+        runs = read_runs(path, inputs.calibration)
         if len(runs) != 1:
             what = f"holds {len(runs)} runs; a baseline is one: give a file of one run"
             raise InputError(what, where=path_text(path))
         baseline = _of_run("run", runs[0], inputs, path, runs[0].remarks)
-        return replace(baseline, unread=runs[0].unread)
+        remarks = (*baseline.remarks, *_beside_measured(runs[0], baseline.setup))
+        return replace(baseline, unread=runs[0].unread, remarks=remarks)
     launch = read_launch(path, inputs.model)
     run = run_of_inputs(launch, inputs, path)
     names = launch.not_read(has_images=run.workload.model.encoder is not None)
     unread = [f"{path.name}: {unread_words(name)}" for name in names]
     remarks = (*run.remarks, *launch.remarks, *_model_remarks(launch, inputs), *unread)
     return replace(_of_run("launch", run, inputs, path, remarks), unread=names)
+
+
+def _beside_measured(run: Run, setup: Setup) -> Iterator[str]:
+    """How far a run's own measured step is from the price that stands for it."""
+    measured_s = None if run.measured is None else run.measured.step_time_s
+    if measured_s is not None:
+        off = f"{100 * (setup.step_time_s / measured_s - 1):+.1f} % off"
+        yield f"today's step was measured: {measured_s:.4g} s, from which its price is {off}"
 
 
 def _same_reference(today: Workload, inputs: PlanInputs, path: Path) -> None:

@@ -170,6 +170,8 @@ def _whose_band(predicted: Predicted) -> str:
     """What lay in the band of a prediction, behind its two ends."""
     measured = predicted.error_band.rows
     if predicted.band_of != "optima":
+        if measured < FEW_PLANS:
+            return f", by {predicted.error_band.basis}"
         return f", as 90 % of {count(measured)} measured steps"
     near = "the fastest measured step was so near its plan"
     if measured >= FEW_PLANS:

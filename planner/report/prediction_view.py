@@ -198,15 +198,17 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
     per_gpu = count(predicted.tokens_per_s_per_gpu)
     tokens_per_s = count(workload.tokens_per_step / step_s)
     low, high = (seconds(step_s * edge) for edge in (band.low, band.high))
-    basis = f"90 % of {count(band.rows)} measured steps on {band.basis}"
+    basis = f"as 90 % of {count(band.rows)} measured steps on {band.basis}"
+    if band.basis.startswith(f"{band.rows} own run"):
+        basis = f"by {band.basis}"
     if predicted.band_of == "optima":
-        basis = f"90 %: {band.basis}"
+        basis = f"as 90 %: {band.basis}"
     mfu = f"MFU {percent(predicted.mfu)}"
     rows = [
         ("step time", seconds(step_s)),
         ("throughput", f"{tokens_per_s} tokens/s, {per_gpu} tokens/s per GPU"),
         ("compute", f"{predicted.tflops_per_gpu:.1f} TFLOP/s per GPU, {mfu}"),
-        ("likely", f"{low} to {high}, as {basis}"),
+        ("likely", f"{low} to {high}, {basis}"),
     ]
     title = "Traffic that one GPU sends across each fabric level in a step"
     return [

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.rates import step_time_band
 from meshwright.errors import InputError
 from meshwright.planner.drawing import Chart, LogScale, batch_words, count, seconds
 from meshwright.planner.report.plan_words import trained_line, training_text
@@ -85,8 +87,13 @@ def run_view(priced: PricedRun) -> View:
 
 def _measured(run: Run, step_time_s: float, memory_gib: float) -> View:
     measured = run.measured
-    if measured is None or measured.out_of_memory:
+    if measured is None:
         return []
+    if measured.out_of_memory:
+        limit_gib = usable_hbm_gib(run.workload)
+        fits = "to fit, wrongly" if memory_gib <= limit_gib else "not to fit, rightly"
+        said = f"predicted {fits}: {memory_gib:.1f} of {limit_gib:.1f} usable GiB"
+        return [Heading("Against the measurement"), line(f"the run ended out of memory; {said}")]
     pairs: list[tuple[str, Callable[[float], str], float, float | None]] = [
         ("step time", seconds, step_time_s, measured.step_time_s),
         ("memory", "{:.1f} GiB".format, memory_gib, measured.memory_gib),
@@ -98,6 +105,14 @@ def _measured(run: Run, step_time_s: float, memory_gib: float) -> View:
     ]
     columns = [Column(""), *(Column(title, NUMBER) for title in ("predicted", "measured", "error"))]
     view: View = [Heading("Against the measurement"), Table(columns, rows)]
+    band = step_time_band(run.workload)
+    if measured.step_time_s is not None and measured.step_time_s > band.high * step_time_s:
+        view.append(
+            line(
+                "Slower than 19 of 20 measured steps beside their prices: settings that the file leaves "
+                "out, or the machine (network, clocks, hosts, data), take what the price does not have."
+            )
+        )
     if run.suspect:
         view.append(line(Words("suspect row: ", "yellow"), run.suspect))
     return view
@@ -468,6 +483,8 @@ def _moved(report: CalibrationReport) -> View:
             line("No constant explains what was measured: look at the rows that are furthest off.")
         ]
     if not moved:
+        if not report.rows:
+            return [line("No run has a measured step or peak: nothing was learned.")]
         return [line("The runs agree with the shipped constants.")]
     return [Heading("What moved"), *[line(f"- {constant.sentence}") for constant in moved]]
 

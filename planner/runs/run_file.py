@@ -972,5 +972,5 @@ def _plain_remarks(doc: RunDoc) -> list[str]:
     if routing is not None and "balanced" not in routing:
         remarks.append(f"moe_routing {routing}: priced as balanced with dropless experts")
     if doc.measured is not None and doc.measured.memory_note is not None:
-        remarks.append(f"memory {doc.measured.memory_note}")
+        remarks.append(f"measured memory: {doc.measured.memory_note}")
     return remarks

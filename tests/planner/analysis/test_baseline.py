@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from meshwright.costmodel.calibration import Factors
 from meshwright.errors import InputError
 from meshwright.planner.analysis.waterfall import read_baseline, setup_of_plan, with_baseline
+from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import BaselineDoc, Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
@@ -17,6 +20,7 @@ from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.prediction import price_run
 from meshwright.planner.runs.run_file import run_from_mapping
+from tests.planner.runs.calibration.own_runs import stack
 
 DENSE_RUN = """\
 model: llama-2-13b
@@ -112,6 +116,33 @@ def test_a_plan_against_itself_is_optimal(plan: Plan, tmp_path: Path) -> None:
     assert document.verdict == "optimal"
     assert document.waterfall == []
     assert document.speed_up == pytest.approx(1.0)
+
+
+def test_today_is_priced_with_the_calibration_of_the_plan(tmp_path: Path) -> None:
+    """Products at half the rate: a plan was told to be slower than its own launch.sh, priced without."""
+    calibration = stack(Factors(gemm=0.5))
+    request = read_request(
+        model="llama-2-7b",
+        cluster="dgx-a100",
+        gpus=8,
+        global_batch=64,
+        seq_len=2048,
+        pin="micro_batch=1,cp=1,pp=1,recompute=none",
+        without=WITHOUT,
+        calibration=calibration,
+    )
+    plan = fastest_plan(request)
+    script = file_of(tmp_path, plan_files(plan)["launch.sh"], "launch.sh")
+    assert compared(plan, script).speed_up == pytest.approx(1.0)
+    settings = {"gpus": 8, "seq_len": 2048, "global_batch": 64, "tp": 2, "zero_stage": 1}
+    row = {"model": "llama-2-7b", "cluster": "dgx-a100", "run": settings}
+    priced = price_run(run_from_mapping(row, where="run", calibration=calibration), tmp_path)
+    step_s = priced.predicted.step_time_s
+    measured = {**row, "measured": {"step_time_s": 2 * step_s}}
+    document = compared(plan, file_of(tmp_path, json.dumps(measured), "run.json"))
+    assert document.step_time_s == pytest.approx(step_s)
+    words = f"today's step was measured: {2 * step_s:.4g} s, from which its price is -50.0 % off"
+    assert words in document.remarks
 
 
 def test_a_layout_that_beats_the_plan_is_not_called_optimal(plan: Plan, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -20,6 +21,7 @@ from meshwright.planner.drawing import (
     seconds,
 )
 from meshwright.planner.report.explain_view import compare_view, comparison
+from meshwright.planner.report.run_view import run_view
 from meshwright.planner.report.view import (
     BAR,
     COUNT,
@@ -38,6 +40,8 @@ from meshwright.planner.report.view import (
     printed,
     view_text,
 )
+from meshwright.planner.runs.prediction import price_run
+from meshwright.planner.runs.run_file import run_from_mapping
 from tests.plans import make_plan
 
 
@@ -54,6 +58,27 @@ def text(*blocks: Block, width: int = 60) -> str:
         for block in blocks:
             console.print(printed(block))
     return captured.get()
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        ({"out_of_memory": True}, "the run ended out of memory; predicted to fit, wrongly: "),
+        ({"step_time_s": 9.0}, "Slower than 19 of 20 measured steps beside their prices: "),
+        ({"step_time_s": 6.9}, None),
+    ],
+)
+def test_a_run_says_how_far_it_was_off(measured: dict[str, object], words: str | None) -> None:
+    """Of a run out of memory nothing was said, of one far off the percentage alone."""
+    settings = {"gpus": 16, "tp": 2, "seq_len": 8192, "global_batch": 128, "zero_stage": 1}
+    row = {"model": "llama-3-8b", "cluster": "dgx-h100", "measured": measured}
+    run = run_from_mapping(row | {"run": settings | {"sequence_parallel": True}}, where="run")
+    shown = " ".join(text(*run_view(price_run(run, Path("run")))).split())
+    assert "Against the measurement" in shown
+    if words is None:
+        assert "Slower than" not in shown
+    else:
+        assert words in shown
 
 
 def test_a_column_writes_its_values() -> None:
