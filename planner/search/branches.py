@@ -426,7 +426,7 @@ def plainest(space: Space) -> Space:
         shard_groups=space.shard_groups[:1],
         offloads=tuple(sorted(ends)),
         recompute=tuple(mask for mask in space.recompute if mask in kinds),
-        ratio_of_vpp=inf,
+        any_vpp=False,
     )
 
 

@@ -84,24 +84,6 @@ def even_virtual_stages(
     return 1, *several
 
 
-def without_gaps(counts: tuple[int, ...], most: int, ratio: float) -> tuple[int, ...]:
-    """Rising numbers, the first 1, with as few others up to `most` as leave none more than `ratio` times the
-    one before it, or one more.
-
-    >>> without_gaps((1, 3, 9), 12, 2.0)
-    (1, 2, 3, 6, 9)
-    >>> without_gaps((1, 13), 13, 1.0) == tuple(range(1, 14))
-    True
-    """
-    closed = list(counts[:1])
-    for count in (*counts[1:], most + 1):
-        while (reach := max(closed[-1] * ratio, closed[-1] + 1)) < count:
-            closed.append(int(reach))
-        if count <= most:
-            closed.append(count)
-    return tuple(closed)
-
-
 @lru_cache(maxsize=4096)
 def pipelines_of(
     virtual_stages: tuple[int, ...], schedules: tuple[str, ...]
@@ -163,9 +145,9 @@ class Space:
     fewest_gpus: int
     schedules: tuple[str, ...] = planned(MEGATRON.schedules)
     """Of pipelines, by name."""
-    ratio_of_vpp: float = inf
-    """Between numbers of virtual stages that deal the layers out evenly others stand, so that none is more
-    than this times the one before it."""
+    any_vpp: bool = False
+    """Whether any number of virtual stages is there, not those alone that deal the layers out evenly. Layers
+    that are unlike fill no stage evenly by their number: a stage of any height may be as long."""
 
     def has(self, layout: Layout) -> bool:
         """Whether one layout of plain numbers is of the space, however many layers it recomputes."""
@@ -216,7 +198,7 @@ class Space:
         """Virtual stages per rank.
 
         1, and those that deal the layers out evenly when embedding, head or MTP modules may count as a layer;
-        others by `ratio_of_vpp`.
+        others under `any_vpp`.
         """
         model, empty_ends = self.workload.model, may_have_empty_ends(self.workload)
         if pp == 1 or not self.interleaving:
@@ -224,6 +206,9 @@ class Space:
         elif self.vpp is not None:
             most = model.most_stages + (2 if empty_ends else 0)
             counts = tuple(v for v in self.vpp if v == 1 or pp * v <= most)
+        elif self.any_vpp:
+            most = (model.most_stages + (2 if empty_ends else 0)) // pp
+            counts = tuple(range(1, max(most, 1) + 1))
         else:
             counts = even_virtual_stages(
                 pp,
@@ -232,8 +217,6 @@ class Space:
                 empty_ends=empty_ends,
                 begins=model.stage_begins,
             )
-            most = (model.most_stages + (2 if empty_ends else 0)) // pp
-            counts = without_gaps(counts, most, self.ratio_of_vpp)
         return counts if self.vpp is None else tuple(v for v in counts if v in self.vpp)
 
     def pipelines(self, pp: int) -> tuple[tuple[int, int], ...]:
@@ -609,7 +592,7 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
         sequence_parallel=framework.sequence_parallel is not None,
         fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
         schedules=_schedules(request),
-        ratio_of_vpp=_ratio_of_vpp(request),
+        any_vpp=bool(request.model.unlike_layers),
     )
     if request.deals_samples:
         space = _dealing(space)
@@ -695,21 +678,6 @@ def _schedules(request: PlanRequest) -> tuple[str, ...]:
                 f"planned where layers differ ({request.model.name}); allowed: {', '.join(names)}"
             )
     return tuple(name for name in names if wanted is None or name == wanted)
-
-
-FEW_GPUS = 32
-"""GPUs up to which any number of virtual stages is looked at where layers are unlike."""
-
-
-def _ratio_of_vpp(request: PlanRequest) -> float:
-    """Layers that are unlike fill no stage evenly by their number: a stage of any height may be as long.
-
-    On more GPUs the search of all of them takes up to 1.5 times as long: there none is more than twice the
-    one before it.
-    """
-    if not request.model.unlike_layers:
-        return inf
-    return 1.0 if request.gpus <= FEW_GPUS else 2.0
 
 
 def _tensor_degrees(workload: Workload) -> list[int]:
