@@ -234,7 +234,7 @@ class Space:
         elif self.vpp is not None:
             counts = tuple(v for v in self.vpp if v == 1 or pp * v <= most)
         elif self.uneven_virtual_stages:
-            counts = tuple(range(1, most // pp + 1))
+            counts = tuple(range(1, max(most // pp, 1) + 1))
         else:
             counts = even_virtual_stages(
                 pp,
