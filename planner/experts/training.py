@@ -47,7 +47,7 @@ LARGEST_PLACEMENT = 4_000
 """Booleans (layer, expert, rank) of all degrees in one model."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AssumedImbalance:
     """An imbalance that a price assumes, at one expert-parallel degree."""
 

@@ -635,7 +635,7 @@ def said_of_degrees(layout: LayoutDoc, *, experts: bool) -> dict[str, object]:
     layout
         Of a plan.
     experts
-        Whether ep and etp are said too.
+        Whether the degrees of experts are said too.
     """
     return {
         choice.name: getattr(layout, choice.name)

@@ -1138,13 +1138,13 @@ class Chooser(ABC):
         self.candidates.append(candidate)
         return candidate
 
-    def _imbalance(self, workload: Workload, ep: int) -> AssumedImbalance | None:
-        """What prices assume of the loads of `ep` ranks with experts; None where no placement is chosen."""
-        if self._routing is None or ep == 1:
+    def _imbalance(self, workload: Workload, ranks: int) -> AssumedImbalance | None:
+        """What prices assume of the loads of so many ranks with experts; None where no placement is chosen."""
+        if self._routing is None or ranks == 1:
             return None
         from meshwright.planner.experts.training import AssumedImbalance
 
-        return AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
+        return AssumedImbalance(ranks, float(workload.imbalance(ranks)))
 
     @property
     def opened(self) -> list[Candidate]:
