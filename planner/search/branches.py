@@ -1139,7 +1139,7 @@ class Chooser(ABC):
         return candidate
 
     def _imbalance(self, workload: Workload, ranks: int) -> AssumedImbalance | None:
-        """What prices assume of the loads of so many ranks with experts; None where no placement is chosen."""
+        """What prices assume of the loads of so many ranks with experts; None where none are placed."""
         if self._routing is None or ranks == 1:
             return None
         from meshwright.planner.experts.training import AssumedImbalance
