@@ -7,7 +7,7 @@ layout or a hundred thousand of them, and every formula of the cost model is wri
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntFlag
 from typing import Any, Self
 
@@ -293,6 +293,21 @@ class Placement:
     edp: NDArray[np.int64]
     dp_cp: NDArray[np.int64]
     """The group over which dense gradients are reduced."""
+
+    def take(self, index: Any) -> Self:
+        """Some of many placements.
+
+        Parameters
+        ----------
+        index : int, array of integers or truth values, or None
+            Along the first axis of arrays [k, levels]; None puts an axis of length one before all others.
+
+        Returns
+        -------
+        Placement
+            Arrays as NumPy indexes them.
+        """
+        return replace(self, **{name: np.asarray(m)[index] for name, m in vars(self).items()})
 
 
 GROUPS = tuple(field.name for field in fields(Placement))

@@ -184,10 +184,9 @@ class PlacedLayout:
     def context(self) -> Context:
         """Placements [k, levels]."""
         every, own = self.among.context, self.index
-        placed = {name: np.asarray(column)[own] for name, column in vars(every.placement).items()}
         size = np.full(len(own), int(self.layout.micro_batch), dtype=np.int64)
         layout = replace(self.layout, micro_batch=size)
-        return replace(every, layout=layout, placement=replace(every.placement, **placed))
+        return replace(every, layout=layout, placement=every.placement.take(own))
 
     @cached_property
     def times(self) -> KindTimes:

@@ -133,8 +133,7 @@ def rows_by_value(
 
 def rows_of_context(context: Context, rows: IntArray) -> Context:
     """Some of the layouts [n] of a context, as they lie."""
-    placed = {name: np.asarray(column)[rows] for name, column in vars(context.placement).items()}
-    placement = replace(context.placement, **placed)
+    placement = context.placement.take(rows)
     return replace(context, layout=context.layout.take(rows), placement=placement)
 
 
@@ -617,9 +616,8 @@ def mapped_layouts(workload: Workload, gpus: int, layouts: Layout) -> MappedLayo
     # Row of the joined tables that each mapping of each layout is.
     starts, own_starts = np.cumsum(sizes) - sizes, np.cumsum(counts) - counts
     rows = np.arange(counts.sum()) + np.repeat(starts[table_of] - own_starts, counts)
-    placed = {name: column[rows] for name, column in vars(placement).items()}
     each = layouts.take(np.repeat(np.arange(len(counts)), counts))
-    context = make_context(workload.on(gpus), each, Placement(**placed))
+    context = make_context(workload.on(gpus), each, placement.take(rows))
     return MappedLayouts(own, counts, context, keeps_inside(workload, each, context.placement))
 
 
@@ -804,9 +802,8 @@ def divisors_suffice(context: Context, dense: float, experts: float) -> BoolArra
     rows = np.zeros(len(numbers) - 1, dtype=np.int64)
     if sends_by_shards(context.workload) or np.any(waits_by_shards(context)):
         return np.zeros(len(rows), dtype=bool)
-    columns = {name: np.array([value]) for name, value in vars(context.layout).items()}
-    placed = {name: np.asarray(column)[None] for name, column in vars(context.placement).items()}
-    alone = replace(context, layout=Layout(**columns), placement=Placement(**placed))
+    placement = context.placement.take(None)
+    alone = replace(context, layout=context.layout.flat(), placement=placement)
     by_groups = _by_groups(alone, numbers, parameters=(dense, experts))
     return _sends_no_more(by_groups, rows, np.arange(len(rows)), rows + len(rows))
 

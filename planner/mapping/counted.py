@@ -323,10 +323,10 @@ def _with_groups(
         for row, gpus in enumerate(mappings.gpus)
         if groups_lie_as_priced(mappings.placement, row, blocks[:, gpus], layout)
     ]
-    placement, most = _rows_of(mappings.placement, kept), mappings.most
+    placement, most = mappings.placement.take(np.array(kept, dtype=np.int64)), mappings.most
     if not len(most.tp):
         left_out = [row for row in range(len(mappings.gpus)) if row not in kept]
-        most = _rows_of(mappings.placement, left_out)
+        most = mappings.placement.take(np.array(left_out, dtype=np.int64))
     return replace(
         mappings,
         placement=placement,
@@ -334,11 +334,6 @@ def _with_groups(
         most=most,
         most_is_reached=_reaches(placement, most, priced),
     )
-
-
-def _rows_of(placement: Placement, rows: Sequence[int]) -> Placement:
-    taken = np.array(rows, dtype=np.int64)
-    return Placement(**{name: column[taken] for name, column in vars(placement).items()})
 
 
 def counted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Place]) -> Placement:
@@ -401,9 +396,8 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
         rows = _not_behind(np.array(list(by_reach), dtype=np.int64))
         kept = [pair for row, pair in enumerate(kept) if row in rows]
     placement = Placement(**{name: np.stack([one[name] for one, _ in kept]) for name in GROUPS})
-    most = most_members(cluster, free, layout)
-    most = Placement(**{name: column[None] for name, column in vars(most).items()})
-    most = most if every is None else _rows_of(most, [])
+    most = most_members(cluster, free, layout).take(None)
+    most = most if every is None else most.take(np.zeros(0, dtype=np.int64))
     return CountedMappings(
         placement=placement,
         gpus=tuple(gpus.astype(np.int32) for _, gpus in kept),

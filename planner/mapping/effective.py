@@ -8,7 +8,7 @@ GPUs in use in the block over the groups that it cuts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import gcd
 
@@ -629,6 +629,4 @@ class _PlacedPricing(LayoutPricing):
         self._peaks_gib = known_gib.setdefault(layout, {})
 
     def _placed(self, table: Matrices) -> Placement:
-        rows = table[PROFILE][:, 0]
-        placed = {name: np.asarray(m)[rows] for name, m in vars(self._placement).items()}
-        return replace(self._placement, **placed)
+        return self._placement.take(table[PROFILE][:, 0])

@@ -84,16 +84,6 @@ class Profiles(Placements):
         """
         return np.asarray(np.all(self.strength >= self.strength[row], axis=1))
 
-    def rows(self, rows: IntArray) -> Placement:
-        """Some of the placements.
-
-        Parameters
-        ----------
-        rows
-            Numbers of profiles, of any shape.
-        """
-        return _rows(self.placement, rows)
-
     def need_of(self, placement: Placement) -> Need | None:
         """What the profile with the price of a placement, arrays [levels], asks for.
 
@@ -114,10 +104,6 @@ class Profiles(Placements):
             columns.append(np.all(self.placement.stage_ep == of_stages, axis=(1, 2)))
         rows = np.flatnonzero(np.all(columns, axis=0))
         return self.needs[int(rows[0])] if len(rows) else None
-
-
-def _rows(placement: Placement, rows: IntArray) -> Placement:
-    return replace(placement, **{name: np.asarray(m)[rows] for name, m in vars(placement).items()})
 
 
 def profiles_of(workload: Workload, instance: Instance, *, by_stage: bool = False) -> Profiles:
@@ -230,7 +216,7 @@ def _profiles_of(
     of_groups = [np.asarray(getattr(reach, name)) for reach in reaches for name in names]
     strength = np.concatenate([np.stack(of_groups, axis=1).astype(np.int64), *wishes], axis=1)
     return Profiles(
-        placement=_rows(placement, first),
+        placement=placement.take(first),
         needs=needs,
         strength=strength[first],
         apart=apart,
