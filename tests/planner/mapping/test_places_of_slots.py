@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,10 @@ def test_members_of_groups_are_those_of_the_ranks(seed: int) -> None:
     while compared < 60:
         per_node = chance.choice([8, 8, 6, 4])
         cluster = on_leaves([chance.randrange(3) for _ in range(chance.randint(2, 6))], per_node)
-        degrees = {"tp": chance.choice([1, 2, 4, 8]), "cp": chance.choice([1, 1, 2, 4])}
+        degrees: dict[str, Any] = {
+            "tp": chance.choice([1, 2, 4, 8]),
+            "cp": chance.choice([1, 1, 2, 4]),
+        }
         degrees |= {"pp": chance.choice([1, 2, 3]), "dp": chance.choice([1, 2, 3, 4, 6, 12])}
         stage = degrees["tp"] * degrees["cp"] * degrees["dp"]
         if stage * degrees["pp"] > cluster.gpus or degrees["tp"] > per_node:
