@@ -294,21 +294,20 @@ class Placement:
     dp_cp: NDArray[np.int64]
     """The group over which dense gradients are reduced."""
 
-    def rows(self, index: Any) -> Self:
+    def take(self, index: Any) -> Self:
         """Some of many placements.
 
         Parameters
         ----------
-        index : int, slice, or array of int, shape [k]
-            Anything that indexes the first axis of arrays [n, levels]; None gives arrays one more axis.
+        index : int, array of integers or truth values, or None
+            Along the first axis of arrays [k, levels]; None puts an axis of length one before all others.
 
         Returns
         -------
         Placement
-            Of the same class, arrays [k, levels].
+            Arrays as NumPy indexes them.
         """
-        columns = {name: np.asarray(members)[index] for name, members in vars(self).items()}
-        return replace(self, **columns)
+        return replace(self, **{name: np.asarray(m)[index] for name, m in vars(self).items()})
 
 
 GROUPS = tuple(field.name for field in fields(Placement))

@@ -216,7 +216,7 @@ class PlacedLayout:
         every, own = self.among.context, self.index
         size = np.full(len(own), int(self.layout.micro_batch), dtype=np.int64)
         layout = replace(self.layout, micro_batch=size)
-        return replace(every, layout=layout, placement=every.placement.rows(own))
+        return replace(every, layout=layout, placement=every.placement.take(own))
 
     @cached_property
     def times(self) -> KindTimes:

@@ -146,8 +146,8 @@ def rows_of_context(context: Context, rows: IntArray) -> Context:
     Context
         Of k layouts.
     """
-    layout, placement = context.layout.take(rows), context.placement.rows(rows)
-    return replace(context, layout=layout, placement=placement)
+    placement = context.placement.take(rows)
+    return replace(context, layout=context.layout.take(rows), placement=placement)
 
 
 def shared_times(context: Context, groups: Sequence[str] = ()) -> KindTimes | None:
@@ -732,7 +732,7 @@ def mapped_layouts(workload: Workload, gpus: int, layouts: Layout) -> MappedLayo
     starts, own_starts = np.cumsum(sizes) - sizes, np.cumsum(counts) - counts
     rows = np.arange(counts.sum()) + np.repeat(starts[table_of] - own_starts, counts)
     each = layouts.take(np.repeat(np.arange(len(counts)), counts))
-    context = make_context(workload.on(gpus), each, placement.rows(rows))
+    context = make_context(workload.on(gpus), each, placement.take(rows))
     return MappedLayouts(own, counts, context, keeps_inside(workload, each, context.placement))
 
 
@@ -940,7 +940,8 @@ def divisors_suffice(context: Context, dense: float, experts: float) -> BoolArra
     rows = np.zeros(len(numbers) - 1, dtype=np.int64)
     if sends_by_shards(context.workload) or np.any(waits_by_shards(context)):
         return np.zeros(len(rows), dtype=bool)
-    alone = replace(context, layout=context.layout.flat(), placement=context.placement.rows(None))
+    placement = context.placement.take(None)
+    alone = replace(context, layout=context.layout.flat(), placement=placement)
     by_groups = _by_groups(alone, numbers, parameters=(dense, experts))
     return _sends_no_more(by_groups, rows, np.arange(len(rows)), rows + len(rows))
 

@@ -323,10 +323,10 @@ def _with_groups(
         for row, gpus in enumerate(mappings.gpus)
         if groups_lie_as_priced(mappings.placement, row, blocks[:, gpus], layout)
     ]
-    placement, most = mappings.placement.rows(kept), mappings.most
+    placement, most = mappings.placement.take(np.array(kept, dtype=np.int64)), mappings.most
     if not len(most.tp):
         left_out = [row for row in range(len(mappings.gpus)) if row not in kept]
-        most = mappings.placement.rows(left_out)
+        most = mappings.placement.take(np.array(left_out, dtype=np.int64))
     return replace(
         mappings,
         placement=placement,
@@ -396,8 +396,8 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
         rows = _not_behind(np.array(list(by_reach), dtype=np.int64))
         kept = [pair for row, pair in enumerate(kept) if row in rows]
     placement = Placement(**{name: np.stack([one[name] for one, _ in kept]) for name in GROUPS})
-    most = most_members(cluster, free, layout).rows(None)
-    most = most if every is None else most.rows(slice(0))
+    most = most_members(cluster, free, layout).take(None)
+    most = most if every is None else most.take(np.zeros(0, dtype=np.int64))
     return CountedMappings(
         placement=placement,
         gpus=tuple(gpus.astype(np.int32) for _, gpus in kept),

@@ -629,4 +629,4 @@ class _PlacedPricing(LayoutPricing):
         self._peaks_gib = known_gib.setdefault(layout, {})
 
     def _placed(self, table: Matrices) -> Placement:
-        return self._placement.rows(table[PROFILE][:, 0])
+        return self._placement.take(table[PROFILE][:, 0])

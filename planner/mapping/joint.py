@@ -197,7 +197,7 @@ class Cells:
 
     def __init__(self, model: cp_model.CpModel, grid: Grid, used: Any) -> None:
         self._model, self.grid = model, grid
-        self._cuts: dict[tuple[object, ...], list[cp_model.IntVar]] = {}
+        self._cuts: dict[tuple[str, tuple[int, ...]], list[cp_model.IntVar]] = {}
         """What needs share: the cuts of one kind in one block."""
         self._slots = self._by_slot(used) if not grid.single else None
         self.leaves = self._counts(used)
@@ -258,55 +258,43 @@ class Cells:
             (need.pods, self.pods, list(self.grid.pod_leaves)),
         ):
             for row, block in enumerate(blocks):
-                used = sum(counts[row])
-                if limits.rings is not None and self.grid.slots > 1:
-                    self._at_most(self._rings(block, counts[row]), limits.rings, used, chosen)
-                if limits.context is not None:
-                    self._at_most(self._context(block), limits.context, used, chosen)
-                if limits.expert_rings is not None and self.grid.slots > self.grid.expert_slots:
-                    self._at_most(self._expert_rings(block), limits.expert_rings, used, chosen)
+                for kind, limit in (
+                    ("rings", limits.rings),
+                    ("context", limits.context),
+                    ("expert_rings", limits.expert_rings),
+                ):
+                    if limit is not None and self._members(kind) > 1:
+                        cuts = limit[0] * sum(self._cuts_of(kind, block, counts[row]))
+                        most = limit[1] * sum(counts[row])
+                        self._model.add(cuts <= most).only_enforce_if(chosen)
                 for stage, part in enumerate(limits.expert_parts or ()):
                     if part > 1:
                         self._post_part(block, stage, part, chosen)
                 if limits.together:
                     self._post_together(block, counts[row], chosen)
 
-    def _at_most(self, cuts: list[cp_model.IntVar], limit: Ratio, used: Any, chosen: Any) -> None:
-        """No more cuts than the slots in use allow."""
-        self._model.add(limit[0] * sum(cuts) <= limit[1] * used).only_enforce_if(chosen)
+    def _members(self, kind: str) -> int:
+        """Slots of a group of one kind, which `Limits` names."""
+        grid = self.grid
+        sizes = {"rings": grid.slots, "context": grid.context_slots}
+        return sizes.get(kind, grid.slots // grid.expert_slots)
 
-    def _rings(self, block: tuple[int, ...], counts: list[Any]) -> list[cp_model.IntVar]:
-        return self._shared(
-            ("ring", block), lambda: [self._cut(n, self.grid.slots) for n in counts]
-        )
-
-    def _context(self, block: tuple[int, ...]) -> list[cp_model.IntVar]:
-        size = self.grid.context_slots
-        return self._shared(
-            ("context", block),
-            lambda: [self._cut(sum(group), size) for group in self._groups(block, size)],
-        )
-
-    def _expert_rings(self, block: tuple[int, ...]) -> list[cp_model.IntVar]:
-        grid, size = self.grid, self.grid.expert_slots
-        return self._shared(
-            ("expert", block),
-            lambda: [
-                self._cut(
-                    sum(self._held(block, stage, slot) for slot in range(place, grid.slots, size)),
-                    grid.slots // size,
-                )
-                for stage in range(grid.stages)
-                for place in range(size)
-            ],
-        )
-
-    def _shared(
-        self, key: tuple[object, ...], made: Callable[[], list[cp_model.IntVar]]
+    def _cuts_of(
+        self, kind: str, block: tuple[int, ...], counts: list[Any]
     ) -> list[cp_model.IntVar]:
-        if key not in self._cuts:
-            self._cuts[key] = made()
-        return self._cuts[key]
+        """Whether a block cuts each group of one kind; `counts` are its slots of each stage."""
+        if (kind, block) not in self._cuts:
+            grid, inside = self.grid, counts
+            if kind == "context":
+                inside = [sum(group) for group in self._groups(block, grid.context_slots)]
+            elif kind == "expert_rings":
+                inside = [
+                    sum(self._held(block, stage, slot) for slot in slots)
+                    for stage in range(grid.stages)
+                    for slots in np.arange(grid.slots).reshape(-1, grid.expert_slots).T.tolist()
+                ]
+            self._cuts[kind, block] = [self._cut(held, self._members(kind)) for held in inside]
+        return self._cuts[kind, block]
 
     def _post_together(self, block: tuple[int, ...], counts: list[Any], chosen: Any) -> None:
         """Neighbours that a block holds alike can be matched inside it."""
@@ -368,7 +356,7 @@ class Cells:
                 ring, hop = (
                     round(x * per_byte / unit_s) for x in (traffic.ring_bytes, traffic.hop_bytes)
                 )
-                terms += [ring * cut for cut in self._rings(block, row)]
+                terms += [ring * cut for cut in self._cuts_of("rings", block, row)]
                 for before, after in pairwise(row):
                     apart = self._model.new_int_var(0, problem.slots, "")
                     self._model.add(apart >= after - before)

@@ -360,8 +360,7 @@ class PartsOfNodes:
             counted = self.counted(layout)
             if counted is None or len(counted.most.tp) != 1:
                 continue
-            row = Placement(**{name: column[0] for name, column in vars(counted.most).items()})
-            if reach.row(row) != most:
+            if reach.row(counted.most.take(0)) != most:
                 continue
             if not alike:
                 for gpus in counted.gpus:
@@ -396,8 +395,7 @@ class PartsOfNodes:
         """Under one mapping, None where that does not beat the cutoff; and whether mappings that reach less
         far everywhere do not either.
         """
-        members = reach.members(gpus)
-        placement = Placement(**{name: column[None] for name, column in members.items()})
+        placement = Placement(**reach.members(gpus)).take(None)
         blocks = reach.blocks[:, gpus]
         if int(layout.shard_groups) > 1 and not groups_lie_as_priced(placement, 0, blocks, layout):
             return None, False
@@ -660,7 +658,7 @@ class MappedPricing(CostModelPricing):
         profiles, bound_s = space.profiles, np.full(len(space.excluded), inf)
         if int(layout.vpp) == 1:
             possible = np.flatnonzero(~space.excluded)
-            own = [Placements(placement=profiles.rows(possible), apart=profiles.apart)]
+            own = [Placements(placement=profiles.placement.take(possible), apart=profiles.apart)]
             (bound_s[possible],) = profile_bounds(
                 self._workload, layout.flat(), own, self._limit_gib, in_order=True
             )
@@ -672,7 +670,7 @@ class MappedPricing(CostModelPricing):
             bound_s[~space.excluded] = 0.0
         else:
             first = np.array([rows[0] for rows in of_need.values()])
-            few = [Placements(placement=profiles.rows(first), apart=profiles.apart)]
+            few = [Placements(placement=profiles.placement.take(first), apart=profiles.apart)]
             (each_s,) = profile_bounds(self._workload, layout.flat(), few, self._limit_gib)
             for rows, least_s in zip(of_need.values(), each_s.tolist(), strict=True):
                 bound_s[rows] = least_s
@@ -976,7 +974,7 @@ class MappedPricing(CostModelPricing):
                 priced = pricing.exact(layout, one, plan.step_time_s)
                 if priced is None and pricing.undecided_s >= plan.step_time_s:
                     continue
-            own = profiles.rows(np.asarray(row))
+            own = profiles.placement.take(row)
             if priced is not None:
                 priced = replace(priced, matrix={}, stage_ep=_of_stages(own))
             ways.append(Way(own, profiles.needs[row], float(bound_s[row]), priced))

@@ -84,16 +84,6 @@ class Profiles(Placements):
         """
         return np.asarray(np.all(self.strength >= self.strength[row], axis=1))
 
-    def rows(self, rows: IntArray) -> Placement:
-        """Some of the placements.
-
-        Parameters
-        ----------
-        rows
-            Numbers of profiles, of any shape.
-        """
-        return self.placement.rows(rows)
-
     def need_of(self, placement: Placement) -> Need | None:
         """What the profile with the price of a placement, arrays [levels], asks for.
 
@@ -226,7 +216,7 @@ def _profiles_of(
     of_groups = [np.asarray(getattr(reach, name)) for reach in reaches for name in names]
     strength = np.concatenate([np.stack(of_groups, axis=1).astype(np.int64), *wishes], axis=1)
     return Profiles(
-        placement=placement.rows(first),
+        placement=placement.take(first),
         needs=needs,
         strength=strength[first],
         apart=apart,

@@ -463,7 +463,7 @@ def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
     """Axes nested in Megatron's default order, tensor groups first, as far as a slot holds them.
 
     Raises InfeasibleError where it does not hold tensor groups whole, of experts too: what reaches how far is
-    asked of the other axes alone.
+    asked of the other axes alone; and where it cuts an expert group that does not fill whole slots.
 
     Parameters
     ----------
@@ -479,12 +479,21 @@ def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
         rest //= degrees[axis]
     inside = Inside(**degrees)
     is_cut = inside.tp != int(layout.tp) or inside.tp * inside.cp * inside.dp % int(layout.etp)
-    if rest > 1 or is_cut:
+    if rest > 1 or is_cut or not _fill_slots(layout, inside):
         raise InfeasibleError(
-            f"slots of {slot_gpus} GPUs cannot hold tp {int(layout.tp)}, etp {int(layout.etp)} and whole "
-            "parts of the other axes"
+            f"slots of {slot_gpus} GPUs cannot hold tp {int(layout.tp)}, etp {int(layout.etp)}, ep "
+            f"{int(layout.ep)} and whole parts of the other axes"
         )
     return inside
+
+
+def _fill_slots(layout: Layout, inside: Inside) -> bool:
+    """Whether each expert group, consecutive ranks of a stage, lies in one slot or fills whole ones."""
+    group, cp = int(layout.expert_group), int(layout.cp)
+    is_cut = inside.cp < cp
+    in_turn = inside.tp * inside.cp * (1 if is_cut else inside.dp)
+    whole_slots = in_turn if inside.dp == 1 else inside.tp * cp * inside.dp
+    return in_turn % group == 0 or group % whole_slots == 0
 
 
 def whole_groups_in(layout: Layout, inside: Inside) -> int:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.layout import LAYER_AXES, Layout
+from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute
 from meshwright.costmodel.measured_settings import GainCorrections
 from meshwright.costmodel.workload import Execution, deduplicates
 from meshwright.errors import InputError, OutOfTimeError
@@ -405,33 +405,39 @@ class LayoutSearch:
         degrees = int(space.degrees_by_shape(gpus, gpus // 2).sum())
         if degrees * len(self._branches) <= self._params.looked_over_first:
             return None
-        remaining_s, params = self._remaining_s(), self._params
         likely = [branch for branch in self._branches if self._run_as in branch.executions]
-        outcome = LayoutSearch(
-            plainest(space),
-            [
-                replace(branch, space=plainest(branch.space))
-                for branch in likely or representatives(self._branches)
-            ],
-            time_limit_s=None if remaining_s is None else remaining_s / 2,
-            sought=replace(self._sought, until_priced_s=remaining_s),
-            params=replace(params, looked_over_first=inf, worth_finding=params.promising),
-        ).run()
-        self._early = outcome.best
-        return outcome.best[0].layout if outcome.best else None
+        sought = replace(self._sought, until_priced_s=self._remaining_s())
+        return self._best_of_part(likely or representatives(self._branches), sought)
 
     def _any_layout(self) -> Layout | None:
         """Any layout that fits, run in the plainest way; None where none does."""
-        outcome = LayoutSearch(
+        search = LayoutSearch(
             self._space,
             self._branches[:1],
             time_limit_s=self._remaining_s(),
             any_plan=True,
             sought=self._sought,
             params=self._params,
-        ).run()
+        )
+        return self._best_found(search)
+
+    def _best_of_part(self, branches: Sequence[Branch], sought: Sought) -> Layout | None:
+        """About the best of the plainest part of the space under some executions, in half of the time."""
+        remaining_s, params = self._remaining_s(), self._params
+        search = LayoutSearch(
+            plainest(self._space),
+            [replace(branch, space=plainest(branch.space)) for branch in branches],
+            time_limit_s=None if remaining_s is None else remaining_s / 2,
+            sought=sought,
+            params=replace(params, looked_over_first=inf, worth_finding=params.promising),
+        )
+        return self._best_found(search)
+
+    def _best_found(self, search: LayoutSearch) -> Layout | None:
+        """What another search ends with, the plan where time ends before any other price; None for none."""
+        outcome = search.run()
         self._stop_at(self._first_deadline)
-        self._early = outcome.best
+        self._early = outcome.best or self._early
         return outcome.best[0].layout if outcome.best else None
 
     def _plain_layout(self, known: Layout | None) -> Layout | None:
@@ -440,24 +446,14 @@ class LayoutSearch:
         """
         if known is None or len(self._branches) < self._params.many_executions:
             return known
-        remaining_s, params = self._remaining_s(), self._params
-        branch = self._branches[0]
-        outcome = LayoutSearch(
-            plainest(self._space),
-            [replace(branch, space=plainest(branch.space))],
-            time_limit_s=None if remaining_s is None else remaining_s / 2,
-            sought=replace(
-                self._sought,
-                below_s=self._early[0].step_time_s,
-                until_priced_s=None,
-                listed_only=True,
-                any_first=False,
-            ),
-            params=replace(params, looked_over_first=inf, worth_finding=params.promising),
-        ).run()
-        self._stop_at(self._first_deadline)
-        self._early = outcome.best or self._early
-        return outcome.best[0].layout if outcome.best else known
+        sought = replace(
+            self._sought,
+            below_s=self._early[0].step_time_s,
+            until_priced_s=None,
+            listed_only=True,
+            any_first=False,
+        )
+        return self._best_of_part(self._branches[:1], sought) or known
 
     def _price_first(self, layouts: Layout) -> None:
         """Prices a layout, or each of some, under each execution, as long as that may be faster than those
@@ -1063,7 +1059,10 @@ def _first_broken(layout: Layout, branch: Branch) -> str | None:
         return "layers-by-stages"
     longest_stage = max(max(rank) for rank in stages)
     recomputed = Layout(
-        **{**vars(layout), "recompute_layers": longest_stage if int(layout.recompute) & 32 else 0}
+        **{
+            **vars(layout),
+            "recompute_layers": longest_stage if int(layout.recompute) & Recompute.FULL else 0,
+        }
     )
     plan = FinishedPlan(
         workload=workload, layout=recomputed, stages=stages, memory_gib=(0.0,), spans={}

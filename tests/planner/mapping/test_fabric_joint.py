@@ -43,7 +43,7 @@ def one_shot_s(tables: Tables) -> float:
         prices: list[tuple[int, Need]] = []
         if profiles is not None:
             for at, need in enumerate(profiles.needs):
-                placement = profiles.rows(np.array(at))
+                placement = profiles.placement.take(at)
                 price = priced_under(tables.pricing, layout, placement)
                 if price < inf:
                     prices.append((price_ns(price), need))
