@@ -514,3 +514,21 @@ def test_numbers_out_of_range_are_named(tmp_path: Path, option: dict[str, Any]) 
     np.save(tmp_path / "loads.npy", np.ones((1, 16)))
     with pytest.raises(InputError, match="must be from 0 to"):
         place_experts(loads=tmp_path / "loads.npy", cluster="dgx-h100", gpus=8, **option)
+
+
+def test_one_expert_has_as_many_replicas_as_slots() -> None:
+    shape = SlotShape(slots=4, gpus=4, nodes=1)
+    solved = place_layers(np.ones((1, 2, 1)), shape, PlacementLimits(), PlacementEffort())
+    assert solved.slots.tolist() == [[[0]] * 4] * 2
+    assert solved.value.tolist() == solved.bound.tolist() == [1.0, 1.0]
+
+
+def test_no_answer_is_told_before_replicas_lie_apart(tmp_path: Path) -> None:
+    """Where the first packing breaks the spread there is none: its balance was infinite, which is no JSON."""
+    for seed in range(6):
+        loads = np.random.default_rng(seed).integers(0, 9, (2, 6))
+        np.save(tmp_path / "loads.npy", loads + 1)
+        plan = place_experts(
+            loads=tmp_path / "loads.npy", cluster="dgx-h100", gpus=16, spread=True, time_limit_s=0.2
+        )
+        json.dumps(plan.document, allow_nan=False)
