@@ -126,9 +126,6 @@ def _clashes(worst_experts: Slots, slots: Slots, member: Loads) -> NDArray[np.bo
 # With few slots on a GPU the counts decide how even a packing can get, and packing is cheap.
 
 
-_FORBIDDEN = 1e30
-
-
 def recount(rows: Rows, state: State, gap: float, tries: int, seed: int) -> None:
     """Up to `tries` counts for every unsolved row, the best few improved further; `state` changes in place.
 
@@ -248,7 +245,7 @@ class _Recount:
             exchange_to_improve(packing, BALANCE.exchange_rounds, stop_at)
             largest = packing.gpu_loads().max(axis=(1, 2))
             slots.append(packing.slots)
-            values.append(largest + _FORBIDDEN * has_duplicates(packing.slots))
+            values.append(largest + _BIG * has_duplicates(packing.slots))
         value = np.concatenate(values)
         order = np.argsort(value, kind="stable")[: RECOUNT.finalists]
         return np.concatenate(slots)[order], value[order]
