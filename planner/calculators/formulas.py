@@ -65,7 +65,6 @@ _RATE_BITS = re.compile(r"[KMGT]b/s")
 _NUMBER_AND_UNIT = re.compile(
     r"\s*(\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,2})?)\s*([A-Za-z/]{0,5})\s*"
 )
-_AMOUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?(?:e\d{1,2})?)\s*([a-z]{0,3})\s*")
 MOST_BYTES = 2.0**60
 LONGEST_TEXT = 60
 MOST_SIZES = 400
@@ -91,7 +90,7 @@ def read_bytes(text: str, where: str) -> float:
     InputError
         With what is allowed.
     """
-    match = _AMOUNT.fullmatch(text[:LONGEST_TEXT].lower())
+    match = _NUMBER_AND_UNIT.fullmatch(text[:LONGEST_TEXT].lower())
     if match is None or match[2] not in _UNITS:
         raise InputError(
             "no amount of bytes; write a number with B, KB, MB, GB, TB (powers of 1,000) or KiB, MiB, GiB, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil, isfinite
+from math import ceil
 from typing import Any
 
 from meshwright.costmodel import textbook
@@ -14,6 +14,7 @@ from meshwright.errors import InputError
 
 _STAGES = (0, 1, 2, 3)
 _LEAST = {"params": 0, "hidden": 0, "heads": 0, "gradient_bytes": 0.5, "gpu_memory_bytes": 1e6}
+_MOST = 1e18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +61,10 @@ def volumes_document(shape: TransformerShape) -> dict[str, Any]:
         For sizes out of range.
     """
     for name, size in asdict(shape).items():
-        if not isfinite(size) or size < _LEAST.get(name, 1):
-            raise InputError(
-                "is no number or too small", where=f"--{name.replace('_', '-')}", value=size
-            )
+        low = _LEAST.get(name, 1)
+        if not low <= size <= _MOST:
+            what = f"must be a number from {low:g} to {_MOST:g}"
+            raise InputError(what, where=f"--{name.replace('_', '-')}", value=size)
     document: dict[str, Any] = {"shape": asdict(shape)}
     if shape.params:
         document |= _of_parameters(shape)
@@ -200,7 +201,7 @@ def chunks_document(
     passes
         2 for an all-reduce, 1 for a reduce-scatter.
     beside_s
-        Seconds of the backward pass that it runs beside, if known.
+        Seconds of the backward pass that it runs beside, above 0; None where that is not known.
 
     Returns
     -------
@@ -210,12 +211,14 @@ def chunks_document(
     Raises
     ------
     InputError
-        Where a chunk costs nothing to start, or there is none.
+        Where a chunk costs nothing to start, or there is none, or nothing that it runs beside.
     """
     if link.alpha_s <= 0:
         raise InputError("must be above 0: free chunks have no best count", where="--alpha")
     if chunks is not None and chunks < 1:
         raise InputError("must be at least 1", where="--chunks", value=chunks)
+    if beside_s is not None and beside_s <= 0:
+        raise InputError("must be above 0", where="--compute", value=beside_s)
     moved_bytes = passes * buffer_bytes
     best = textbook.best_chunk_count(moved_bytes, link)
     count = best if chunks is None else chunks
@@ -256,7 +259,7 @@ def ring_attention_document(
     seq_len, ranks, width
         Tokens of a sequence, ranks of the ring, and width of a token's keys; each at least 1.
     element_bytes
-        Of a key's element.
+        Of a key's element, above 0.
     compute_s
         Attention of one rank against all blocks, seconds.
     bytes_per_s
@@ -274,8 +277,8 @@ def ring_attention_document(
     """
     if min(seq_len, ranks, width) < 1:
         raise InputError("must be at least 1", where="--seq-len, --cp, --width")
-    if not element_bytes > 0:
-        raise InputError("must be above 0", where="--element-bytes", value=element_bytes)
+    if not 0 < element_bytes <= _MOST:
+        raise InputError("must be a number above 0", where="--element-bytes", value=element_bytes)
     buffer_bytes = float(textbook.ring_attention_buffer_bytes(seq_len, ranks, width, element_bytes))
     sent_s = 0.0 if bytes_per_s is None else (ranks - 1) * buffer_bytes / bytes_per_s
     last_s = compute_s / ranks

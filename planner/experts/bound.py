@@ -573,9 +573,7 @@ def all_counts(experts: int, slots: int, gpus: int) -> Counts:
         [ways, experts].
     """
     marks = np.array(list(combinations(range(slots - 1), experts - 1)), dtype=np.int64)
-    edges = np.pad(
-        marks.reshape(-1, experts - 1), ((0, 0), (1, 1)), constant_values=((0, 0), (-1, slots - 1))
-    )
+    edges = np.pad(marks, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, slots - 1)))
     counts = np.diff(edges, axis=1)
     return np.asarray(counts[(counts <= gpus).all(axis=1)])
 

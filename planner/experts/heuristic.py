@@ -126,9 +126,6 @@ def _clashes(worst_experts: Slots, slots: Slots, member: Loads) -> NDArray[np.bo
 # With few slots on a GPU the counts decide how even a packing can get, and packing is cheap.
 
 
-_FORBIDDEN = 1e30
-
-
 def recount(rows: Rows, state: State, gap: float, tries: int, seed: int) -> None:
     """Up to `tries` counts for every unsolved row, the best few improved further; `state` changes in place.
 
@@ -248,7 +245,7 @@ class _Recount:
             exchange_to_improve(packing, BALANCE.exchange_rounds, stop_at)
             largest = packing.gpu_loads().max(axis=(1, 2))
             slots.append(packing.slots)
-            values.append(largest + _FORBIDDEN * has_duplicates(packing.slots))
+            values.append(largest + _BIG * has_duplicates(packing.slots))
         value = np.concatenate(values)
         order = np.argsort(value, kind="stable")[: RECOUNT.finalists]
         return np.concatenate(slots)[order], value[order]
@@ -303,6 +300,8 @@ class SearchBudget:
 def first_answer(rows: Rows, gap: float) -> State:
     """Counts with the smallest largest replica, longest processing time first, exchanges.
 
+    Where an expert is twice on a GPU then, or the spread is broken, replicas are dealt out and exchanged.
+
     Parameters
     ----------
     rows
@@ -312,7 +311,15 @@ def first_answer(rows: Rows, gap: float) -> State:
     """
     counts = greedy_counts(rows.loads.max(axis=1), rows.slots, rows.gpus)
     bound = balance_bound(rows.loads, rows.slots, rows.gpus)
-    slots = _packed(rows, counts, np.maximum(bound, rows.needed), gap)
+    target = np.maximum(bound, rows.needed)
+    slots = _packed(rows, counts, target, gap)
+    invalid = np.flatnonzero(is_invalid(rows, slots))
+    if len(invalid):
+        dealt = np.stack([_dealt(each, rows.gpus, rows.spread_nodes) for each in counts[invalid]])
+        packing = SlotPacking(slots=dealt, loads=rows.loads[invalid])
+        stop_at = target[invalid] * (1 + BALANCE.stop_share * gap)
+        exchange_to_improve(packing, BALANCE.exchange_rounds, stop_at, rows.spread_nodes)
+        slots[invalid] = packing.slots
     value = value_of(rows, slots)
     value[is_invalid(rows, slots)] = np.inf
     return State(slots=slots, value=value, bound=np.minimum(bound, value))
@@ -359,6 +366,21 @@ def search_counts(rows: Rows, state: State, gap: float, budget: SearchBudget, se
     before = state.value.copy()
     recount(rows, state, gap, budget.recounts, seed)
     _bound_by_counts(rows, state, gap, budget.bound_steps, before)
+
+
+def _dealt(counts: Slots, gpus: int, nodes: int) -> Slots:
+    """Slots [gpus, slots of a GPU] of counts [experts], none twice on a GPU, as many on each node as can be.
+
+    Of c replicas every node gets the whole part of c / nodes; what is left over of one expert after the other
+    goes round the nodes. Those of a node go round its GPUs, of which there are no fewer.
+    """
+    rest = counts % nodes
+    first = np.cumsum(rest) - rest
+    by_node = []
+    for node in range(nodes):
+        here = np.repeat(np.arange(len(counts)), counts // nodes + ((node - first) % nodes < rest))
+        by_node.append(here.reshape(-1, gpus // nodes).T)
+    return np.concatenate(by_node)
 
 
 def _packed(rows: Rows, counts: Slots, target: Loads, gap: float) -> Slots:

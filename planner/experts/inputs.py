@@ -69,7 +69,6 @@ _DAMAGED_ARRAY = (
 """What numpy raises on a damaged header, which it reads as a Python literal."""
 _DAMAGED_ARCHIVE = (
     EOFError,
-    NotImplementedError,
     OSError,
     RuntimeError,
     ValueError,

@@ -705,10 +705,9 @@ def run_batch(
         written = _write_results(folder, rows, options.formats)
         remove_folder(folder / _STAGING)
         count, cached, seconds = journal.totals()
-    statuses = [str(row["status"]) for row in rows]
     return BatchReport(
         jobs=count,
-        by_status={status: statuses.count(status) for status in dict.fromkeys(statuses)},
+        by_status=dict(Counter(str(row["status"]) for row in rows)),
         already=len(done),
         cached=cached,
         work_s=seconds,

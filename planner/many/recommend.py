@@ -176,10 +176,6 @@ class Recommendation:
     """Clusters that miss the target at their largest size."""
     sweep: tuple[SizedPlan, ...] = ()
 
-    def misses_for_sure(self, plan: SizedPlan) -> bool:
-        """Whether it is proven that no plan of a size reaches the target."""
-        return misses_for_sure(plan, self.request.target_s)
-
     def to_frame(self) -> pandas.DataFrame:
         """Every size that was looked at, as a table of pandas: those that reach the target, then those that
         miss it, then the sweep. Raises InputError where pandas is not installed.
@@ -273,7 +269,7 @@ def recommendation_document(answer: Recommendation) -> dict[str, Any]:
         "missed": [size_row(plan) for plan in answer.missed],
         "proven_fewest": {
             plan.cluster: not plan.row.get("runs_on")
-            and (smaller is None or answer.misses_for_sure(smaller))
+            and (smaller is None or misses_for_sure(smaller, answer.request.target_s))
             for plan in answer.reached
             for smaller in (answer.smaller[plan.cluster],)
         },

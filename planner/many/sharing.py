@@ -308,13 +308,15 @@ def free_units(cluster: ClusterSpec, gpus: int, busy: Collection[str] = ()) -> F
         if name not in names:
             hint = near_miss(name, names)
             raise InputError("no such node", where="--busy", value=name, did_you_mean=hint)
-    free = [node for node in nodes if node.free_gpus >= per_node][: gpus // per_node]
+    free = [node.name for node in nodes if node.free_gpus >= per_node][: gpus // per_node]
+    usable = set(free) - set(busy)
     units: list[Unit] = []
-    for (leaf, pod), group in groupby(free, key=lambda node: (node.leaf, node.pod)):
+    # Which nodes share an NVLink domain follows from their places in the list, the used ones among them.
+    for (leaf, pod), group in groupby(nodes, key=lambda node: (node.leaf, node.pod)):
         together = [node.name for node in group]
         for first in range(0, len(together) - nodes_per_unit + 1, nodes_per_unit):
             members = tuple(together[first : first + nodes_per_unit])
-            if not set(members) & set(busy):
+            if usable.issuperset(members):
                 units.append(Unit(nodes=members, leaf=leaf, pod=pod))
     if not units:
         kind = "node" if nodes_per_unit == 1 else "NVLink domain"

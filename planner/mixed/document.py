@@ -539,8 +539,8 @@ def request_of_parts(plan: MixedPlan, names: Sequence[str] | None = None) -> Mix
     """
     every = plan.cluster.names
     chosen = [every.index(name) for name in names or every]
-    own = tuple(plan.cluster.parts[part] for part in chosen)
-    cluster = plan.cluster.model_copy(update={"parts": own})
+    chosen_parts = tuple(plan.cluster.parts[part] for part in chosen)
+    cluster = plan.cluster.model_copy(update={"parts": chosen_parts})
     parts = tuple(request_on(plan, part) for part in chosen)
     return MixedRequest(cluster=cluster, parts=parts).plan_alone
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from meshwright.constraints.fabric import keeps_inside
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
-from meshwright.constraints.rule import Rule
 from meshwright.costmodel.activations import saved_activations
 from meshwright.costmodel.collectives import point_to_point_s
 from meshwright.costmodel.data_parallel import data_parallel_traffic, largest_useful_window_s
@@ -1302,7 +1301,9 @@ def _legal(workloads: Sequence[Workload], layouts: Layout, gpus: int) -> Layout:
     layouts = replace(layouts, recompute_layers=np.where(full, ALL_LAYERS, 0))
     for workload in workloads:
         together = replace(workload, gpus=gpus)
-        for rule in _rules(together):
+        for rule in rules_for(together):
+            if rule.name in ASKED_OF_PARTS:
+                continue
             nothing_gib = np.zeros(layouts.broadcast_shape())
             table = Candidates(workload=together, layouts=layouts, memory_gib=nothing_gib)
             is_legal = rule.excess(table) <= 0
@@ -1317,10 +1318,6 @@ def _that_may_fit(workloads: Sequence[Workload], layouts: Layout) -> Layout:
     least_gib = np.min(peaks, axis=0)
     most_gib = max(usable_hbm_gib(each) for each in workloads)
     return layouts.take(least_gib <= most_gib)
-
-
-def _rules(workload: Workload) -> list[Rule]:
-    return [rule for rule in rules_for(workload) if rule.name not in ASKED_OF_PARTS]
 
 
 def with_ranks(request: MixedRequest, layouts: Layout) -> tuple[IntArray, IntArray]:

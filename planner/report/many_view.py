@@ -22,7 +22,7 @@ from meshwright.planner.drawing import (
 )
 from meshwright.planner.many.batch import COLUMNS, BatchReport
 from meshwright.planner.many.fleet import Fleet, fleet_document
-from meshwright.planner.many.recommend import Recommendation, SizedPlan, size_row
+from meshwright.planner.many.recommend import Recommendation, SizedPlan, misses_for_sure, size_row
 from meshwright.planner.many.sweep import SweepReport
 from meshwright.planner.report.plan_words import (
     COST_COLUMNS,
@@ -275,7 +275,7 @@ def _verdict(answer: Recommendation, target_s: float) -> list[str]:
         sentences.append(_fewest(answer, best))
     for point in answer.missed:
         misses = f"{point.cluster} misses {seconds(target_s)} with all {point.gpus} GPUs"
-        proof = "" if answer.misses_for_sure(point) else " (not proven: a faster plan may exist)"
+        proof = "" if misses_for_sure(point, target_s) else " (not proven: a faster plan may exist)"
         sentences.append(f"{misses}: {_speed(point)}{proof}.")
     return sentences
 
@@ -297,7 +297,7 @@ def _fewest(answer: Recommendation, best: SizedPlan) -> str:
         return "No part alone reaches it; fewer nodes of several parts together were not tried."
     if smaller is None:
         return "That is the smallest size there is."
-    is_proven = answer.misses_for_sure(smaller)
+    is_proven = misses_for_sure(smaller, answer.request.target_s)
     if not smaller.has_plan:
         how = "The fewest" if is_proven else "Not proven to be the fewest"
         return f"{how}: on {smaller.gpus} GPUs there is {_speed(smaller)}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +290,19 @@ def test_a_roofline_says_what_training_attains() -> None:
 )  # fmt: skip
 def test_a_small_b_behind_a_large_prefix_is_a_bit(text: str, bytes_per_s: float) -> None:
     assert read_rate(text, "--beta") == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "overlap --bytes 1GB --beta 1GB/s --compute 0",
+        "overlap --seq-len 128 --cp 2 --width 8 --element-bytes nan",
+        "overlap --seq-len 128 --cp 2 --width 8 --element-bytes -2",
+        "volumes --params 1e308",
+        "volumes --params nan",
+    ],
+)
+def test_numbers_that_say_nothing_are_refused(words: str) -> None:
+    result = meshwright(*words.split())
+    assert result.exit_code == 2
+    assert re.search(r"--(compute|element-bytes|params): must be", result.output)

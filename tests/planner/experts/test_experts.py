@@ -514,3 +514,38 @@ def test_numbers_out_of_range_are_named(tmp_path: Path, option: dict[str, Any]) 
     np.save(tmp_path / "loads.npy", np.ones((1, 16)))
     with pytest.raises(InputError, match="must be from 0 to"):
         place_experts(loads=tmp_path / "loads.npy", cluster="dgx-h100", gpus=8, **option)
+
+
+def test_one_expert_has_as_many_replicas_as_slots() -> None:
+    shape = SlotShape(slots=4, gpus=4, nodes=1)
+    solved = place_layers(np.ones((1, 2, 1)), shape, PlacementLimits(), PlacementEffort())
+    assert solved.slots.tolist() == [[[0]] * 4] * 2
+    assert solved.value.tolist() == solved.bound.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4])
+def test_spread_replicas_always_find_a_place(nodes: int) -> None:
+    """One or two slots a GPU, where the first packing often breaks the spread; it was called infeasible."""
+    for seed in range(12):
+        chance = np.random.default_rng(seed)
+        experts, gpus = int(chance.integers(2, 9)), nodes * int(chance.integers(2, 5))
+        slots = gpus * int(chance.integers(-(-experts // gpus), experts + 1))
+        shape = SlotShape(slots=slots, gpus=gpus, nodes=nodes)
+        loads = chance.integers(1, 20, (1, 2, experts)).astype(np.float64)
+        effort = PlacementEffort(exact=False, time_limit_s=0.05)
+        solved = place_layers(loads, shape, PlacementLimits(spread=True), effort)
+        assert not has_duplicates(solved.slots).any()
+        for row in solved.slots.reshape(2, nodes, -1):
+            on_node = np.stack([np.bincount(node, minlength=experts) for node in row])
+            assert (on_node.max(axis=0) <= -(-on_node.sum(axis=0) // nodes)).all()
+
+
+def test_a_document_of_spread_replicas_is_json(tmp_path: Path) -> None:
+    """A first packing that breaks the spread has no balance: its infinity is no JSON."""
+    for seed in range(6):
+        loads = np.random.default_rng(seed).integers(0, 9, (2, 6))
+        np.save(tmp_path / "loads.npy", loads + 1)
+        plan = place_experts(
+            loads=tmp_path / "loads.npy", cluster="dgx-h100", gpus=16, spread=True, time_limit_s=0.2
+        )
+        json.dumps(plan.document, allow_nan=False)

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
+from meshwright.cluster_specs.schema import NodeSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.many.batch import AS_SEARCHED, CLUSTER_SPEC, LIKELY, do_job, request_of
@@ -389,6 +390,16 @@ def test_a_job_that_no_whole_block_suits_says_which_limits(
     left_out = sized_job(document, [], 0)
     assert isinstance(left_out, UnplannedJob)
     assert words in left_out.reason
+
+
+def test_a_used_node_does_not_shift_the_domains_behind_it() -> None:
+    """Domains of two nodes: where the first is in use in part, its neighbour is none with the third."""
+    nodes = tuple(NodeSpec(name=f"n{k}", free_gpus=2 if k == 0 else None) for k in range(6))
+    racks = read_cluster("gb200-nvl72").model_copy(
+        update={"gpus": 24, "nvlink_domain": 8, "elastic": False, "levels": (), "nodes": nodes}
+    )
+    units = free_units(racks, 24).units
+    assert [unit.nodes for unit in units] == [("n2", "n3"), ("n4", "n5")]
 
 
 def test_units_are_whole_domains() -> None:

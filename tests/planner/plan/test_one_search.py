@@ -12,7 +12,7 @@ from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.planner.analysis.neighbours import neighbours, single_choices
 from meshwright.planner.many.batch import do_job
 from meshwright.planner.many.jobs import JobDoc
-from meshwright.planner.many.recommend import SizeRequest, plan_sizes
+from meshwright.planner.many.recommend import SizeRequest, misses_for_sure, plan_sizes
 from meshwright.planner.many.sweep import sweep, what_if
 from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.best_plan import best_plan
@@ -118,7 +118,7 @@ def test_the_recommended_size_is_the_fewest_by_plan() -> None:
     assert answer.reached[0].gpus == 4
     smaller = answer.smaller["dgx-h100"]
     assert smaller is not None
-    assert answer.misses_for_sure(smaller)
+    assert misses_for_sure(smaller, answer.request.target_s)
     own = fastest_plan(without_overlap(smaller.gpus)).objective
     assert own.step_time_s == smaller.row["step_time_s"]
     assert own.step_time_s is None or own.step_time_s > target_s
