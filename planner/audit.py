@@ -689,7 +689,7 @@ def _planned_settings(plan: Plan) -> dict[str, Any]:
     settings: dict[str, Any] = {name: getattr(plan.layout, name) for name in _OF_LAYOUT}
     settings |= {name: getattr(plan.inputs, name) for name in _OF_INPUTS}
     layout = plan.layout
-    return settings | {"gpus": layout.tp * layout.cp * layout.pp * layout.dp}
+    return settings | {"gpus": layout.gpus}
 
 
 def _line_faults(name: str, text: str, expected: str) -> Iterator[str]:
@@ -825,7 +825,7 @@ def rank_list_faults(plan: Plan, path: Path) -> Iterator[str]:
     assert plan.layout is not None
     listed = read_rank_list(plan.inputs.cluster, path)
     layout = plan.layout
-    world = layout.tp * layout.cp * layout.pp * layout.dp
+    world = layout.gpus
     if [entry.rank for entry in listed] != list(range(world)):
         yield f"{path.name}: must list the ranks 0 to {world - 1} in turn"
         return

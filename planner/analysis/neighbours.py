@@ -105,7 +105,7 @@ class PrintedSpace:
                 if value not in searched:
                     only = ", ".join(map(str, searched))
                     return f"{choice.name} {value} was not searched, only {only}"
-        used = layout.tp * layout.cp * layout.pp * layout.dp
+        used = layout.gpus
         return None if used <= space.gpus else f"{used} GPUs, the space has {space.gpus}"
 
 

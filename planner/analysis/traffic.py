@@ -171,7 +171,7 @@ def nodes_to_place_on(plan: Plan, cluster: str | None, nodes: str | None) -> Clu
         return onto
     limited = limited_to_nodes(onto, nodes)
     layout = plan.layout
-    needed = 0 if layout is None else layout.tp * layout.cp * layout.pp * layout.dp
+    needed = 0 if layout is None else layout.gpus
     if cluster is None and limited.gpus < needed:
         raise InfeasibleError(
             f"the layout needs {needed} GPUs, these nodes of {onto.name!r} have {limited.gpus} free; nodes "

@@ -248,7 +248,7 @@ def placed_ranks(plan: Plan, framework: Framework | None = None) -> PlacedRanks:
 
 def _places(plan: Plan, layout: LayoutDoc) -> list[Place]:
     """(node, local GPU) of every rank in the default order, as the plan maps them."""
-    world = layout.tp * layout.cp * layout.pp * layout.dp
+    world = layout.gpus
     mapping, cluster = plan.mapping, plan.inputs.cluster
     if mapping is not None and mapping.ranks is not None:
         places = list(mapping.ranks)

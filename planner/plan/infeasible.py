@@ -139,19 +139,6 @@ def _table(request: PlanRequest, execution: Execution, rows: NDArray[np.int64]) 
     )
 
 
-def without_pin(pins: Mapping[str, int | str], name: str) -> dict[str, int | str]:
-    """The pins without one of them.
-
-    Parameters
-    ----------
-    pins
-        Values by the name of a choice.
-    name
-        Of the choice; pins that do not have it stay as they are.
-    """
-    return {key: value for key, value in pins.items() if key != name}
-
-
 def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
     """Combinations of choices that the GPUs hold, pinned ones as pinned even where they cannot be; thinned to
     about `most_rows`.
@@ -696,7 +683,8 @@ def _wishes_lifted(request: PlanRequest) -> Iterator[SmallestChange]:
 def _lifting(request: PlanRequest) -> Iterator[tuple[SmallestChange, PlanRequest]]:
     """Each pin, ban and lack of software that may be lifted, with the request changed."""
     for name, value in request.pins.items():
-        dropped = replace(request, pins=without_pin(request.pins, name))
+        others = {each: pin for each, pin in request.pins.items() if each != name}
+        dropped = replace(request, pins=others)
         yield SmallestChange(change="drop-pin", field=name, asked=value), dropped
     for ban in request.forbids:
         allowed = tuple(each for each in request.forbids if each != ban)

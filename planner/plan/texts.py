@@ -212,7 +212,7 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
         if predicted is not None or mapping is not None:
             yield "layout", "null, but there is a prediction or a mapping of it"
         return
-    gpus = layout.tp * layout.cp * layout.pp * layout.dp
+    gpus = layout.gpus
     if not gpus <= inputs.gpus <= inputs.cluster.gpus:
         yield (
             "layout",
@@ -392,17 +392,6 @@ class Setup:
         return list(findings(finished, without=without))
 
 
-def stages_apart(stage_ep: Sequence[Sequence[int]] | None) -> tuple[tuple[int, ...], ...] | None:
-    """`Priced.stage_ep` from a document.
-
-    Parameters
-    ----------
-    stage_ep
-        Of a mapping, [stage][level].
-    """
-    return None if stage_ep is None else tuple(map(tuple, stage_ep))
-
-
 def setup_of(plan: Plan, workload: Workload | None = None) -> Setup:
     """A plan that has a layout, as it stands.
 
@@ -436,6 +425,6 @@ def priced_of(plan: Plan) -> Priced:
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         step_time_s=plan.objective.step_time_s or 0.0,
         ranks=None if matrix or ranks is None else tuple(ranks),
-        stage_ep=stages_apart(stage_ep),
+        stage_ep=None if stage_ep is None else tuple(map(tuple, stage_ep)),
         execution=plan.execution or PlanRequest.of_inputs(plan.inputs).plainest,
     )

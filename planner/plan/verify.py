@@ -335,7 +335,7 @@ def wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
     for name, value in request.layout_pins.items():
         if getattr(doc, name) != value:
             yield f"{name} is {getattr(doc, name)}, pinned to {value}"
-    leaves_idle = doc.tp * doc.cp * doc.pp * doc.dp < request.gpus
+    leaves_idle = doc.gpus < request.gpus
     for name in request.forbids:
         if leaves_idle if name == IDLE_GPUS else is_forbidden(name, partial(getattr, doc)):
             yield f"{name} is forbidden, yet in the plan"

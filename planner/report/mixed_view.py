@@ -143,28 +143,14 @@ _ALONE: Columns = {
 
 
 def _answer(plan: MixedPlan, predicted: MixedPredicted) -> list[tuple[str, str]]:
-    step_s = predicted.step_time_s
-    band = predicted.error_band
+    step_s, band = predicted.step_time_s, predicted.error_band
     low, high = (rounded_seconds(step_s * edge) for edge in (band.low, band.high))
     return [
-        ("step", compared_with_alone(plan, predicted)),
+        ("step", ", ".join(filter(None, (rounded_seconds(step_s), _gain_over_alone(plan))))),
         ("throughput", f"{count(predicted.tokens_per_s)} tokens/s"),
         ("compute", f"MFU {percent(predicted.mfu)} of the peaks of all GPUs in use"),
         ("likely", f"{low} to {high}: {band.basis}"),
     ]
-
-
-def compared_with_alone(plan: MixedPlan, predicted: MixedPredicted) -> str:
-    """The step of a pipeline through parts, and how much faster it is than the best part alone.
-
-    Parameters
-    ----------
-    plan
-        Of a mixed cluster.
-    predicted
-        Its figures.
-    """
-    return ", ".join(filter(None, (rounded_seconds(predicted.step_time_s), _gain_over_alone(plan))))
 
 
 def _gain_over_alone(plan: MixedPlan) -> str:

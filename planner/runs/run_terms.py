@@ -88,6 +88,11 @@ class LayoutDoc(ClosedDocument):
     stages: list[list[int]]
 
     @property
+    def gpus(self) -> int:
+        """GPUs in use: tp * cp * pp * dp."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
     def expert_group(self) -> int:
         """Ranks that hold one replica of a layer's experts: etp * ep."""
         return self.etp * self.ep
