@@ -7,7 +7,7 @@ split that can be best, and the caller prices them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, floor, inf
@@ -1376,7 +1376,7 @@ class _PlayedRanks(_OrderedRanks):
 
     def _pipelines_s(self, cuts: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
         """See `_OrderedRanks`; as they are played."""
-        return self._played_s(cuts), np.sum(self._works_s(cuts), axis=0)
+        return self._played_s(cuts), np.sum(self._of_ranks(self._own_s, cuts), axis=0)
 
     def _pareto(self, low: int, recomputed_leading: int, limit_s: float) -> Iterator[Split]:
         """`_one_by_one`, going from one limit on seconds under which parameters can be fewer to the next."""
@@ -1421,7 +1421,7 @@ class _PlayedRanks(_OrderedRanks):
             every = self._keeping(every, anywhere)
             seconds = self._played_s(every)
             cut_places, step_s = every[np.argmin(seconds)], float(np.min(seconds))
-        work_s = float(np.sum(self._works_s(cut_places[None])))
+        work_s = float(np.sum(self._of_ranks(self._own_s, cut_places[None])))
         return Split(
             stages=_stages_of(cut_places),
             time_s=step_s,
@@ -1446,20 +1446,17 @@ class _PlayedRanks(_OrderedRanks):
         keep = [table.within(caps)[part] for table, part in self._by_rank(cuts)]
         return cuts[np.all(keep, axis=0)]
 
-    def _works_s(self, cuts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds of every rank and micro-batch, [pp, n]."""
-        ends = [_end_kind(self.costs, rank) for rank in range(self.costs.pp)]
-        parts = [part for _, part in self._by_rank(cuts)]
-        return np.array([self._own_s[end][part] for end, part in zip(ends, parts, strict=True)])
+    def _of_ranks(
+        self, by_end: Mapping[int, NDArray[np.float64]], cuts: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Seconds of every rank and micro-batch, [pp, n], from those of parts by `_end_kind`."""
+        parts = enumerate(part for _, part in self._by_rank(cuts))
+        return np.array([by_end[_end_kind(self.costs, rank)][part] for rank, part in parts])
 
     def _played_s(self, cuts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds of partitions [n, pp + 1] under the schedule, [n]."""
-        ends = [_end_kind(self.costs, rank) for rank in range(self.costs.pp)]
-        parts = [part for _, part in self._by_rank(cuts)]
-        backward_s = np.array(
-            [self._backward_s[end][part] for end, part in zip(ends, parts, strict=True)]
-        )
-        forward_s, flushes = self._works_s(cuts) - backward_s, self.costs.flushes
+        backward_s = self._of_ranks(self._backward_s, cuts)
+        forward_s, flushes = self._of_ranks(self._own_s, cuts) - backward_s, self.costs.flushes
         m = self.costs.num_micro_batches // flushes
         return np.asarray(flushes * one_f_one_b_s(forward_s.T, backward_s.T, m))
 
