@@ -277,7 +277,7 @@ class SplitCosts:
         return [(sum(row), int(own)) for row, own in zip(stages, leading, strict=True)]
 
     def at_the_cheapest(self) -> SplitCosts:
-        """The same with every layer as cheap as the cheapest kind; itself where layers are alike."""
+        """The costs with every layer as cheap as the cheapest kind; themselves where layers are alike."""
         if not self.order:
             return self
         layer_s, again_s = (min(column) for column in zip(*self.order, strict=True))
@@ -571,7 +571,7 @@ def _free_ranks(costs: SplitCosts) -> _Ranks:
 def _ordered_ranks(
     costs: SplitCosts, fits: FitsRank | None, fits_part: FitsPart | None = None
 ) -> _OrderedRanks:
-    """Those of unlike layers, priced as the schedule is."""
+    """Ranks with one part each of unlike layers, priced as the schedule is."""
     ranks = _OrderedRanks if costs.backward is None else _PlayedRanks
     return ranks(costs, fits, fits_part)
 
@@ -622,7 +622,7 @@ def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> f
 
 
 def _in_order_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
-    """The same for unlike layers, of which each rank holds one part."""
+    """`least_busiest_rank_s` of unlike layers, of which each rank holds one part."""
     seconds, again = (np.concatenate([[0.0], np.cumsum(x)]) for x in zip(*costs.order, strict=True))
     places = np.arange(0, costs.layers + 1)
     to = np.minimum(places + min(costs.recompute_layers, costs.layers), costs.layers)
@@ -686,7 +686,7 @@ class _Caps:
 
 
 def _capped(caps: _Caps, name: CapName, value: float) -> _Caps:
-    """The same caps with one of them replaced."""
+    """Some caps with one of them replaced."""
     if name == "seconds":
         return replace(caps, seconds=value)
     return replace(caps, load=value) if name == "load" else replace(caps, experts=value)
@@ -1062,7 +1062,7 @@ class _Summed(NamedTuple):
     experts: float
 
     def is_no_worse(self, other: _Summed) -> bool:
-        """Whether it has no more of anything."""
+        """Whether this split has no more of anything than another one."""
         return all(own <= others for own, others in zip(self[1:], other[1:], strict=True))
 
 
@@ -1089,7 +1089,7 @@ class _OrderedRanks(_Ranks):
         )
 
     def _parts(self, rank: int) -> Parts:
-        """Of one rank, by the layers in front of its part and those to its end."""
+        """The parts that one rank may hold, by the layers in front of a part and those to its end."""
         kind = self._kind(rank)
         if kind not in self._tables:
             table = self._in_any_room(rank)
@@ -1099,7 +1099,7 @@ class _OrderedRanks(_Ranks):
         return self._tables[kind]
 
     def _in_any_room(self, rank: int) -> Parts:
-        """The same, memory aside."""
+        """The parts of one rank, memory aside."""
         alike = _end_kind(self.costs, rank)
         if alike not in self._without_memory:
             self._without_memory[alike] = parts_of(self.costs, rank)
@@ -1315,8 +1315,10 @@ MOST_LISTED = 1000
 
 
 class _PlayedRanks(_OrderedRanks):
-    """The same under 1F1B as it is played: what takes the place of a part's seconds is the longest way of a
-    step that turns round at its rank (`schedules.longest_way_s`), which no split with that part is below.
+    """Ranks with one part each under 1F1B as it is played.
+
+    What takes the place of a part's seconds is the longest way of a step that turns round at its rank
+    (`schedules.longest_way_s`), which no split with that part is below.
     """
 
     def __init__(
@@ -1367,7 +1369,7 @@ class _PlayedRanks(_OrderedRanks):
             yield from self._one_by_one(listed, limit_s)
 
     def _most_work_s(self, limit_s: float) -> float:
-        """Of all ranks and a micro-batch, in partitions that have no way longer than the limit."""
+        """The most that all ranks work for a micro-batch in partitions with no way longer than the limit."""
         caps, less = self._only_seconds(limit_s * (1 + ROUNDING)), []
         for rank in range(self.costs.pp):
             own_s = self._own_s[_end_kind(self.costs, rank)]
