@@ -128,9 +128,7 @@ def estimate_layout(
     return Estimate(seconds, parts, level_traffic(context, stages, seconds))
 
 
-def layer_costs(
-    workload: Workload, layout: Layout, placement: Placement, constants: Constants | None = None
-) -> LayerCosts:
+def layer_costs(workload: Workload, layout: Layout, placement: Placement) -> LayerCosts:
     """Per-layer seconds under a placement, for splitting layers over stages.
 
     Sources: docs/cost_model.md, "One layer".
@@ -143,15 +141,13 @@ def layer_costs(
         One layout, or many of shape [n].
     placement : Placement
         Of each layout, arrays of shape [..., levels].
-    constants : Constants, optional
-        Those of the workload by default.
 
     Returns
     -------
     LayerCosts
         Seconds; plain numbers for one layout under one placement.
     """
-    costs = costs_of_layers(make_context(workload, layout, placement, constants))
+    costs = costs_of_layers(make_context(workload, layout, placement))
     if placement.tp.ndim == 1 and layout.broadcast_shape() == ():
         values = {f.name: float(np.asarray(getattr(costs, f.name))) for f in fields(costs)}
         return LayerCosts(**values)

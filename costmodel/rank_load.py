@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layer_context import Context, Parts, add
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
 from meshwright.costmodel.layout import ROUNDING, Floats, Ints, Layout, Recompute
-from meshwright.costmodel.schedules import Schedule, bubble_share, has_trait, is_v_shaped
+from meshwright.costmodel.schedules import Schedule, bubble_share, has_trait, is_v_shaped, last_rank
 from meshwright.model_specs.blocks import AHEAD
 from meshwright.model_specs.schema import ModelSpec
 
@@ -219,35 +219,11 @@ LayersOfKind = tuple[KindTime, NDArray[np.float64], NDArray[np.float64]]
 """Seconds of a kind of layer, how many there are, and how many of these are recomputed in full."""
 
 
-def rank_parts(
-    times: KindTimes, counts: LayerCounts, mtp_layers: int, head_rank: Ints = -1
-) -> Parts:
+def split_parts(c: Context, times: KindTimes, stages: Stages) -> Parts:
     """Seconds by part of each rank and micro-batch: the t_r of docs/cost_model.md, "The step".
 
-    Layers of each kind times their seconds, the token table on rank 0, head and MTP modules on `head_rank`.
-    Unlike layers have their mean time.
-
-    Parameters
-    ----------
-    times : KindTimes
-        Seconds of a layer of each kind, shape [...].
-    counts : LayerCounts
-        Layers of each rank, shape [pp].
-    mtp_layers : int
-        Multi-token-prediction modules, at least 0.
-    head_rank : int
-        The rank that runs the head and the MTP modules, 0 to pp - 1, or -1, by default, for the last one.
-
-    Returns
-    -------
-    dict of str to array, shape [..., pp]
-        Seconds by part; `head` is a part of its own.
-    """
-    return _with_ends(times, _means(times, counts), mtp_layers, head_rank)
-
-
-def split_parts(c: Context, times: KindTimes, stages: Stages, head_rank: Ints = -1) -> Parts:
-    """`rank_parts` of a split, its layers kind by kind in their order.
+    Layers of each kind times their seconds, the token table on rank 0, head and MTP modules on the rank with
+    the last chunk.
 
     Parameters
     ----------
@@ -257,8 +233,6 @@ def split_parts(c: Context, times: KindTimes, stages: Stages, head_rank: Ints = 
         Seconds of a layer of each kind, shape [...].
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
-    head_rank : int
-        As in `rank_parts`.
 
     Returns
     -------
@@ -273,7 +247,22 @@ def split_parts(c: Context, times: KindTimes, stages: Stages, head_rank: Ints = 
         ]
     else:
         layers = _means(own, rank_counts(c, stages))
-    return _with_ends(own, layers, c.workload.model.mtp_layers, head_rank, by_stage=by_stage)
+    rank = np.arange(len(stages))
+    first = (rank == 0).astype(np.float64)
+    last = (rank == last_rank(c.layout.schedule, len(stages))).astype(np.float64)
+
+    def on_ranks(parts: Parts, number: NDArray[np.float64]) -> Parts:
+        axis = ... if by_stage else (..., None)
+        return {name: np.asarray(seconds)[axis] * number for name, seconds in parts.items()}
+
+    rows: list[Parts] = [on_ranks({"head": own.head.seconds}, last)]
+    for kind, number, recomputed in layers:
+        rows.append(on_ranks(kind.parts, number))
+        rows.append(on_ranks(kind.full_recompute, recomputed))
+    rows.append(on_ranks(own.embedding.parts, first))
+    if own.mtp is not None:
+        rows.append(on_ranks(own.mtp.parts, c.workload.model.mtp_layers * last))
+    return add(*rows)
 
 
 def _means(times: KindTimes, counts: LayerCounts) -> list[LayersOfKind]:
@@ -297,33 +286,6 @@ def _kinds_of_chunks(c: Context, times: KindTimes, stages: Stages) -> list[Layer
         return _means(times, counts)
     by_kind = unlike_counts(model.unlike_layers, stages, recomputed, v_shaped=v_shaped)
     return [(kind, *numbers) for kind, numbers in zip(times.unlike, by_kind, strict=True)]
-
-
-def _with_ends(
-    times: KindTimes,
-    layers: list[LayersOfKind],
-    mtp_layers: int,
-    head_rank: Ints,
-    *,
-    by_stage: bool = False,
-) -> Parts:
-    """Parts of each rank's layers, with token table, head and MTP modules; times are [...] or `by_stage`."""
-    rank = np.arange(len(layers[0][1]))
-    first = (rank == 0).astype(np.float64)
-    last = (rank == rank[head_rank]).astype(np.float64)
-
-    def on_ranks(parts: Parts, number: NDArray[np.float64]) -> Parts:
-        axis = ... if by_stage else (..., None)
-        return {name: np.asarray(seconds)[axis] * number for name, seconds in parts.items()}
-
-    rows: list[Parts] = [on_ranks({"head": times.head.seconds}, last)]
-    for kind, number, recomputed in layers:
-        rows.append(on_ranks(kind.parts, number))
-        rows.append(on_ranks(kind.full_recompute, recomputed))
-    rows.append(on_ranks(times.embedding.parts, first))
-    if times.mtp is not None:
-        rows.append(on_ranks(times.mtp.parts, mtp_layers * last))
-    return add(*rows)
 
 
 def cheapest_layer_s(times: KindTimes) -> Floats:

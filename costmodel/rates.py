@@ -169,15 +169,13 @@ def device_constants(
     return DeviceConstants(**values)
 
 
-def constants_for(workload: Workload, overrides: Overrides | None = None) -> Constants:
+def constants_for(workload: Workload) -> Constants:
     """The calibrated constants of a workload's device and framework.
 
     Parameters
     ----------
     workload : Workload
         Its device and framework are used.
-    overrides : mapping of str to float, optional
-        Other values, by the path of the record.
 
     Returns
     -------
@@ -185,11 +183,7 @@ def constants_for(workload: Workload, overrides: Overrides | None = None) -> Con
         `costmodel/data` has the source of each.
     """
     device = workload.cluster.device
-    if overrides:
-        of_stack = named_constants(device.name, device.architecture, workload.framework, overrides)
-    else:
-        of_stack = _constants(device.name, device.architecture, workload.framework)
-    return as_run(of_stack, workload)
+    return as_run(_constants(device.name, device.architecture, workload.framework), workload)
 
 
 def as_run(of_stack: Constants, workload: Workload) -> Constants:

@@ -62,13 +62,6 @@ class ConstantRecord:
         """Whether a calibration may move it."""
         return self.prior is not None
 
-    @property
-    def spreads_from_prior(self) -> float:
-        """Distance of the value from the prior, in spreads; 0 for a pinned constant."""
-        if self.prior is None or self.spread is None or self.value is None:
-            return 0.0
-        return math.log(self.value / self.prior) / self.spread
-
 
 @cache
 def constant_records() -> Mapping[str, ConstantRecord]:

@@ -65,7 +65,6 @@ from meshwright.costmodel.schedules import (
     Schedule,
     forward_first_s,
     has_trait,
-    last_rank,
     least_waits,
     longest_way_s,
     pace_excess_s,
@@ -617,7 +616,7 @@ def exact_step(
         Seconds by part, floats or arrays of shape [k].
     """
     times = times or kind_times(c)
-    parts = split_parts(c, times, stages, last_rank(c.layout.schedule, len(stages)))
+    parts = split_parts(c, times, stages)
     by_rank: Parts = {
         name: shared_by_mirrors(np.asarray(seconds), c.layout.schedule)
         for name, seconds in parts.items()

@@ -388,11 +388,11 @@ class _Steps:
         self._context, self._times, self._count = context, times, count
 
     def seconds(self, busiest_s: float, work_s: FloatArray) -> FloatArray:
-        """Of the whole step, [..., n] for work of that shape."""
+        """Seconds of the whole step, [..., n] for work of that shape."""
         return np.broadcast_to(self._step(busiest_s, work_s).seconds, work_s.shape)
 
     def without_gradients(self, work_s: FloatArray) -> FloatArray:
-        """Beside the busiest rank, and without exposed gradient traffic, [n]."""
+        """Seconds of a step beside the busiest rank, and without exposed gradient traffic, [n]."""
         parts = self._step(0.0, work_s).parts
         before_s = sum(
             np.asarray(seconds)

@@ -94,7 +94,7 @@ class MappingBounds:
 
     @property
     def least_of_all_s(self) -> float:
-        """The same with the mappings that are out because a group leaves its domain."""
+        """The least bound, mappings among them that are out because a group leaves its domain."""
         outside_s = self.outside_s if self.outside_s is not None else np.zeros(0)
         return min(self.least_s, float(outside_s.min(initial=inf)))
 
@@ -277,9 +277,9 @@ class StepSeconds(NamedTuple):
 
     seconds: FloatArray
     charged_s: FloatArray
-    """Of it, what the most parameters on a rank decide."""
+    """What of the seconds the most parameters on a rank decide: exposed traffic and the update."""
     update_s: FloatArray
-    """Of that, what is no traffic."""
+    """What of `charged_s` is no traffic."""
     scale: FloatArray
     """What the part in proportion to all others multiplies them by."""
 
@@ -401,7 +401,7 @@ def _with_one_split(layouts: Layout, one: Layout) -> Layout:
 
 
 def _steps(questions: Sequence[StepQuestion]) -> list[StepSeconds]:
-    """Of questions about one split, or about no split."""
+    """Answers to questions about one split, or about no split."""
     placed, stages, busiest_s = questions[0]
     if len(questions) == 1:
         context, times = placed.context, placed.times
@@ -620,7 +620,7 @@ class LayoutPricing:
     def _level_splits(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> Asking[list[PricedSplit]]:
-        """The same for ranks in step, whose splits are few enough to look at one by one."""
+        """Splits of ranks in step, few enough to look at one by one, that fit and may beat the cutoff."""
         splits = []
         for stages in level_splits(costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends):
             if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
@@ -767,7 +767,7 @@ class LayoutPricing:
         return PlacedLayout(layout=self._layout, among=every, index=np.arange(len(size)))
 
     def _fit_memory(self, splits: Sequence[Split]) -> Asking[list[Split]]:
-        """Those of some splits that memory holds."""
+        """The splits among some that memory holds."""
         fresh = [split.stages for split in splits if split.stages not in self._peaks_gib]
         gib = yield [MemoryQuestion(self._workload, self._layout, stages) for stages in fresh]
         self._peaks_gib |= dict(zip(fresh, gib, strict=True))

@@ -7,7 +7,7 @@ split that can be best, and the caller prices them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, floor, inf
@@ -279,7 +279,7 @@ class SplitCosts:
         return [(sum(row), int(own)) for row, own in zip(stages, leading, strict=True)]
 
     def at_the_cheapest(self) -> SplitCosts:
-        """The same with every layer as cheap as the cheapest kind; itself where layers are alike."""
+        """The costs with every layer as cheap as the cheapest kind; themselves where layers are alike."""
         if not self.order:
             return self
         layer_s, again_s = (min(column) for column in zip(*self.order, strict=True))
@@ -573,7 +573,7 @@ def _free_ranks(costs: SplitCosts) -> _Ranks:
 def _ordered_ranks(
     costs: SplitCosts, fits: FitsRank | None, fits_part: FitsPart | None = None
 ) -> _OrderedRanks:
-    """Those of unlike layers, priced as the schedule is."""
+    """Ranks with one part each of unlike layers, priced as the schedule is."""
     ranks = _OrderedRanks if costs.backward is None else _PlayedRanks
     return ranks(costs, fits, fits_part)
 
@@ -624,7 +624,7 @@ def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> f
 
 
 def _in_order_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
-    """The same for unlike layers, of which each rank holds one part."""
+    """`least_busiest_rank_s` of unlike layers, of which each rank holds one part."""
     seconds, again = (np.concatenate([[0.0], np.cumsum(x)]) for x in zip(*costs.order, strict=True))
     places = np.arange(0, costs.layers + 1)
     to = np.minimum(places + min(costs.recompute_layers, costs.layers), costs.layers)
@@ -688,7 +688,7 @@ class _Caps:
 
 
 def _capped(caps: _Caps, name: CapName, value: float) -> _Caps:
-    """The same caps with one of them replaced."""
+    """Some caps with one of them replaced."""
     if name == "seconds":
         return replace(caps, seconds=value)
     return replace(caps, load=value) if name == "load" else replace(caps, experts=value)
@@ -1064,7 +1064,7 @@ class _Summed(NamedTuple):
     experts: float
 
     def is_no_worse(self, other: _Summed) -> bool:
-        """Whether it has no more of anything."""
+        """Whether this split has no more of anything than another one."""
         return all(own <= others for own, others in zip(self[1:], other[1:], strict=True))
 
 
@@ -1091,7 +1091,7 @@ class _OrderedRanks(_Ranks):
         )
 
     def _parts(self, rank: int) -> Parts:
-        """Of one rank, by the layers in front of its part and those to its end."""
+        """The parts that one rank may hold, by the layers in front of a part and those to its end."""
         kind = self._kind(rank)
         if kind not in self._tables:
             table = self._in_any_room(rank)
@@ -1101,7 +1101,7 @@ class _OrderedRanks(_Ranks):
         return self._tables[kind]
 
     def _in_any_room(self, rank: int) -> Parts:
-        """The same, memory aside."""
+        """The parts of one rank, memory aside."""
         alike = _end_kind(self.costs, rank)
         if alike not in self._without_memory:
             self._without_memory[alike] = parts_of(self.costs, rank)
@@ -1317,9 +1317,10 @@ MOST_LISTED = 1000
 
 
 class _PlayedRanks(_OrderedRanks):
-    """The same under 1F1B or GPipe as they are played: what takes the place of a part's seconds is the
-    longest way of a step that turns round at its rank (`schedules.longest_way_s`), which no split with that
-    part is below.
+    """Ranks with one part each under 1F1B or GPipe as they are played.
+
+    What takes the place of a part's seconds is the longest way of a step that turns round at its rank
+    (`schedules.longest_way_s`), which no split with that part is below.
     """
 
     def __init__(
@@ -1401,7 +1402,7 @@ class _PlayedRanks(_OrderedRanks):
             yield from self._one_by_one(listed, limit_s)
 
     def _most_work_s(self, limit_s: float) -> float:
-        """Of all ranks and a micro-batch, in partitions that have no way longer than the limit."""
+        """The most that all ranks work for a micro-batch in partitions with no way longer than the limit."""
         caps, less = self._only_seconds(limit_s * (1 + ROUNDING)), []
         for rank in range(self.costs.pp):
             own_s = self._own_s[_end_kind(self.costs, rank)]
@@ -1410,7 +1411,7 @@ class _PlayedRanks(_OrderedRanks):
 
     def _pipelines_s(self, cuts: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
         """See `_OrderedRanks`; as they are played."""
-        return self._played_s(cuts), np.sum(self._works_s(cuts), axis=0)
+        return self._played_s(cuts), np.sum(self._of_ranks(self._own_s, cuts), axis=0)
 
     def _pareto(self, low: int, recomputed_leading: int, limit_s: float) -> Iterator[Split]:
         """`_one_by_one`, going from one limit on seconds under which parameters can be fewer to the next."""
@@ -1455,7 +1456,7 @@ class _PlayedRanks(_OrderedRanks):
             every = self._keeping(every, anywhere)
             seconds = self._played_s(every)
             cut_places, step_s = every[np.argmin(seconds)], float(np.min(seconds))
-        work_s = float(np.sum(self._works_s(cut_places[None])))
+        work_s = float(np.sum(self._of_ranks(self._own_s, cut_places[None])))
         return Split(
             stages=_stages_of(cut_places),
             time_s=step_s,
@@ -1480,20 +1481,17 @@ class _PlayedRanks(_OrderedRanks):
         keep = [table.within(caps)[part] for table, part in self._by_rank(cuts)]
         return cuts[np.all(keep, axis=0)]
 
-    def _works_s(self, cuts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds of every rank and micro-batch, [pp, n]."""
-        ends = [_end_kind(self.costs, rank) for rank in range(self.costs.pp)]
-        parts = [part for _, part in self._by_rank(cuts)]
-        return np.array([self._own_s[end][part] for end, part in zip(ends, parts, strict=True)])
+    def _of_ranks(
+        self, by_end: Mapping[int, NDArray[np.float64]], cuts: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Seconds of every rank and micro-batch, [pp, n], from those of parts by `_end_kind`."""
+        parts = enumerate(part for _, part in self._by_rank(cuts))
+        return np.array([by_end[_end_kind(self.costs, rank)][part] for rank, part in parts])
 
     def _played_s(self, cuts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds of partitions [n, pp + 1] under the schedule, [n]."""
-        ends = [_end_kind(self.costs, rank) for rank in range(self.costs.pp)]
-        parts = [part for _, part in self._by_rank(cuts)]
-        backward_s = np.array(
-            [self._backward_s[end][part] for end, part in zip(ends, parts, strict=True)]
-        )
-        forward_s, flushes = self._works_s(cuts) - backward_s, self.costs.flushes
+        backward_s = self._of_ranks(self._backward_s, cuts)
+        forward_s, flushes = self._of_ranks(self._own_s, cuts) - backward_s, self.costs.flushes
         m = self.costs.num_micro_batches // flushes
         step_s = forward_first_s if self.costs.forward_first else one_f_one_b_s
         return np.asarray(flushes * step_s(forward_s.T, backward_s.T, m))

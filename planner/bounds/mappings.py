@@ -605,7 +605,7 @@ def ranks_on(
 def _ranks_on(
     same: SameCluster, rows: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> tuple[tuple[int, int], ...]:
-    """The same for what writes a plan and what verifies it."""
+    """`ranks_on`, kept for what writes a plan and what verifies it."""
     position = gpu_of_rank(dict(rows))
     places = allocated_places(same.cluster, len(position))
     return tuple(places[gpu] for gpu in position.tolist())

@@ -584,7 +584,7 @@ class _UnlikeBytes:
         return np.asarray(of_kinds @ number)
 
     def in_parts(self, of_kinds: FloatArray) -> FloatArray:
-        """The same of the layers from one place to another, [begin, end]."""
+        """What the layers from one place to another have, from what one of each kind has, [begin, end]."""
         return np.tensordot(of_kinds, counts_of_parts(self._layers), 1)
 
     def of_parts_gib(self, flying: float) -> FloatArray:
@@ -647,9 +647,9 @@ class _Splits(NamedTuple):
     counts: FloatArray
     """How often each split has each set, [splits, sets]."""
     main_layers: FloatArray
-    """Of each rank, leading dense ones left out, [splits, pp]."""
+    """Layers of each rank, leading dense ones left out, [splits, pp]."""
     in_first: FloatArray
-    """The same of the first virtual stage of rank 0, [splits]."""
+    """Layers of the first virtual stage of rank 0, leading dense ones left out, [splits]."""
 
 
 class ChunkTimes(NamedTuple):
@@ -675,15 +675,15 @@ class ChunkTimes(NamedTuple):
 
 
 class UnlikeTimes(NamedTuple):
-    """The same where layers are unlike: seconds of every kind of layer, in `KindTimes.unlike`'s order."""
+    """`ChunkTimes` where layers are unlike: seconds of every kind of layer, in `KindTimes.unlike`'s order."""
 
     work_s: FloatArray
     """Of a layer of each kind, of what recomputing one adds, of the embedding and of the model's last chunk
     beside its layers, [2 kinds + 2, n]."""
     fill_s: FloatArray
-    """The same of what a rank waits for in ranks above it, over the micro-batches of a flush."""
+    """What a rank waits for in ranks above it, over the micro-batches of a flush; rows as in `work_s`."""
     backward_s: FloatArray
-    """The same of what backward passes take of the work."""
+    """What backward passes take of the work; rows as in `work_s`."""
     recomputed: IntArray
     """Layers of every virtual stage that are computed again at the least, [n]."""
 
@@ -855,15 +855,15 @@ def _least_of_unlike_s(
 
 
 _STEP = 1.25
-"""By which the seconds of kinds of layers may differ that share their sequences of passes."""
+"""Ratio by which seconds of kinds of layers may differ that share their sequences of passes."""
 _NEAR = 1.02
-"""Of the fastest split's seconds, up to which another one is played too."""
+"""Ratio to the fastest split's seconds up to which another one is played too."""
 _MOST_PASSES = 4096
-"""Of a step in which such sequences are looked for: the most that some splits take a few milliseconds for."""
+"""Passes of a step, at most, in which such sequences are looked for: some milliseconds for some splits."""
 
 
 def _ways_s(splits: _UnlikeSplits, flushes: int, layouts: Layout, times: UnlikeTimes) -> FloatArray:
-    """Of each split of some layouts with one pipeline the longest of some sequences of passes.
+    """The longest of some sequences of passes, for each split of some layouts with one pipeline.
 
     They are the longest ones with about the times of the layouts, and with those times to the digit none is
     longer than the schedule takes. Seconds per micro-batch, [splits, n]; 0 where none is looked for.

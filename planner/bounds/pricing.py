@@ -99,8 +99,8 @@ class PricingParams:
     """Degrees on one allocation from which their placements are bounded: arrays of fewer take about as long,
     and what follows bounds those few anyway."""
     worth_placing_groups: int = 3072
-    """The same times the divisors of the batch, where that is less: what follows looks at as many numbers of
-    shard groups for each of the degrees."""
+    """Degrees on one allocation times divisors of the batch from which placements are bounded, where that is
+    less: what follows looks at as many numbers of shard groups for each of the degrees."""
 
 
 DEFAULT_PRICING = PricingParams()
@@ -598,7 +598,7 @@ class CostModelPricing:
         return LayoutPricing(workload, layout)
 
     def _recompute_amounts(self, layout: Layout, fewest: int) -> list[int]:
-        """Of one layout, whose memory asks for the fewest."""
+        """Numbers of recomputed layers to try for one layout, from the fewest that memory asks for."""
         if not int(layout.recompute) & Recompute.FULL:
             return [0]
         if not self._some_layers:

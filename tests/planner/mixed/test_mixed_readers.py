@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import meshwright
 from meshwright.cli import main
 from meshwright.costmodel.mixed import hand_overs_s, mixed_step
-from meshwright.costmodel.rank_load import rank_counts, rank_parts
+from meshwright.costmodel.rank_load import split_parts
 from meshwright.documents import write_files
 from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import layout_changes, parts_choices, parts_neighbours
@@ -219,9 +219,8 @@ def test_a_trace_plays_each_rank_on_its_own_device(
     loads = []
     segments = Pipeline.of(plan).segments
     for segment in segments:
-        times = segment.part.times
         stages = tuple((rank.layers,) for rank in plan.ranks)
-        parts = rank_parts(times, rank_counts(segment.part.context, stages), 0)
+        parts = split_parts(segment.part.context, segment.part.times, stages)
         loads += list(
             np.sum([np.broadcast_to(row, 2) for row in parts.values()], axis=0)[segment.own]
         )
