@@ -29,6 +29,7 @@ from meshwright.model_specs.config_fields import (
     Fields,
     Part,
     Parts,
+    Reader,
     Record,
     absent,
     activation,
@@ -1129,7 +1130,14 @@ _V3_ROUTER: Record = {
     "router_score": string("scoring_func", "sigmoid"),
     "router_scaling_factor": real("routed_scaling_factor", 2.5),
 }
-_LATENT_WIDTHS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def _latent(**widths: int | Reader) -> Record:
+    """Widths of latent attention, with defaults of those that a file may leave out."""
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {name: integer(name, widths.get(name)) for name in names}
+
+
 _DEEPSEEK: Record = {
     **DECODER,
     # Every head has its own keys and values once the latent is expanded.
@@ -1137,7 +1145,7 @@ _DEEPSEEK: Record = {
     "head_dim": None,
     "attention": {
         "q_lora_rank": integer("q_lora_rank", optional=True),
-        **{key: integer(key) for key in _LATENT_WIDTHS},
+        **_latent(),
     },
     **BIASES,
 }
@@ -1199,12 +1207,9 @@ _LING3: Parts = (
         **_DEEPSEEK,
         "heads": integer("num_attention_heads", 32),
         "kv_heads": integer("num_attention_heads", 32),
-        "attention": {
-            "kv_lora_rank": integer("kv_lora_rank", 512),
-            "qk_nope_head_dim": integer("qk_nope_head_dim", 128),
-            "qk_rope_head_dim": integer("qk_rope_head_dim", 64),
-            "v_head_dim": integer("v_head_dim", 128),
-        },
+        "attention": _latent(
+            kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+        ),
         "rope": rope(base=6e6),
         "attention_head_gates": True,
     },
@@ -1300,12 +1305,13 @@ _MINICPM3: Record = {
     **SMALLER_EPSILON,
     "attention": {
         "q_lora_rank": integer("q_lora_rank", optional=True),
-        "kv_lora_rank": integer("kv_lora_rank", 256),
-        "qk_nope_head_dim": integer("qk_nope_head_dim", 64),
-        "qk_rope_head_dim": integer("qk_rope_head_dim", 32),
-        "v_head_dim": integer(
-            "v_head_dim",
-            lambda config: config.count("hidden_size") // config.count("num_attention_heads"),
+        **_latent(
+            kv_lora_rank=256,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=32,
+            v_head_dim=lambda config: (
+                config.count("hidden_size") // config.count("num_attention_heads")
+            ),
         ),
     },
     "embedding_scale": real("scale_emb", 12.0),
