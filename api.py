@@ -464,6 +464,8 @@ def estimate(
     from meshwright.planner.runs.prediction import price_run, price_runs
     from meshwright.planner.runs.run_file import run_from_mapping
 
+    if settings and not from_launch:
+        _refuse_beside("a run file, which says all itself", settings=settings)
     stack = read_calibration(calibration)
     log = None if measured is None else path_of(measured, "measured")
     if from_launch and not isinstance(run, Mapping):
@@ -1264,6 +1266,13 @@ def _amount_given(
     return None if value is None else _amount(kind, value, where)
 
 
+def _refuse_beside(what: str, **options: object) -> None:
+    """Raises InputError for the first option that is said, where it says nothing."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise InputError(f"says nothing beside {what}: leave it out", where=name)
+
+
 @known_keywords
 def collective(
     operation: str | None = None,
@@ -1329,9 +1338,17 @@ def collective(
     from meshwright.planner.calculators import collective as documents
     from meshwright.planner.calculators.formulas import sizes_between
 
+    own_link = {"alpha": alpha, "gamma": gamma, "in_switch": in_switch}
     if log is not None:
-        if operation or size or ranks or cluster or link or beta:
-            raise InputError("--from reads operation, sizes and ranks from the log")
+        asked = {
+            "operation": operation,
+            "size": size,
+            "end": end,
+            "ranks": ranks,
+            "cluster": cluster,
+        }
+        what = "--from, which reads operation, sizes and ranks from the log"
+        _refuse_beside(what, **asked, link=link, beta=beta, **own_link)
         return documents.fitted_document(documents.log_text(path_of(log, "log")))
     if operation is None or size is None or ranks is None:
         raise InputError("give --op, --bytes and --ranks; or --from with a log of nccl-tests")
@@ -1345,6 +1362,7 @@ def collective(
     if cluster is not None:
         from meshwright.planner.request.reader import read_calibration
 
+        _refuse_beside("a cluster", **own_link, per_node=None if per_node == 1 else per_node)
         return documents.collective_document(
             operation,
             sizes_bytes,
@@ -1353,6 +1371,7 @@ def collective(
             deduplicated=not nccl,
             calibration=read_calibration(calibration),
         )
+    _refuse_beside("a link of your own", nccl=nccl, calibration=calibration)
     wires = documents.own_network(
         link=link,
         alpha=_amount_given("seconds", alpha, "alpha"),
@@ -1423,9 +1442,13 @@ def roofline(
     )
 
     document: dict[str, Any] = {}
+    sizes = (m, n, k)
+    if any(size is None for size in sizes) and any(size is not None for size in sizes):
+        raise InputError("a matrix product needs --m, --n and --k")
     if plan is not None:
         from meshwright.planner.analysis.roofline import plan_roofline
 
+        _refuse_beside("a plan", m=m)
         document["plan"] = plan_roofline(_laid_out(plan))
     elif m is not None and n is not None and k is not None:
         if device is None:
@@ -1601,6 +1624,12 @@ def overlap(
         raise InputError("must be 1 or 2", where="passes", value=passes)
     beside_s = _amount_given("seconds", compute_s, "compute_s")
     moved_s, rate = _amount_given("seconds", comm_s, "comm_s"), _amount_given("rate", beta, "beta")
+    if size is not None and rate is None:
+        raise InputError("needs --beta", where="size")
+    if moved_s is not None and beside_s is None:
+        raise InputError("needs --compute", where="comm_s")
+    if (seq_len is None) != (width is None):
+        raise InputError("ring attention needs --seq-len and --width")
     if plan is not None:
         from meshwright.planner.analysis.roofline import plan_overlap
 

@@ -447,18 +447,17 @@ def _field_texts(module: str) -> dict[str, dict[str, str]]:
 
 MOST_LINES = 20
 """More mistakes of one document than this are only counted."""
-_BOUNDS = {
-    "greater_than_equal": ("ge", "at least"),
-    "greater_than": ("gt", "more than"),
-    "less_than_equal": ("le", "at most"),
-    "less_than": ("lt", "less than"),
+_LIMITS = {
+    "greater_than_equal": ("ge", "must be at least {}"),
+    "greater_than": ("gt", "must be more than {}"),
+    "less_than_equal": ("le", "must be at most {}"),
+    "less_than": ("lt", "must be less than {}"),
+    "too_long": ("max_length", "must have at most {} entries"),
+    "too_short": ("min_length", "must have at least {} entries"),
+    "string_too_long": ("max_length", "must have at most {} characters"),
+    "string_too_short": ("min_length", "must have at least {} characters"),
 }
-_LENGTHS = {
-    "too_long": ("max_length", "at most", "entries"),
-    "too_short": ("min_length", "at least", "entries"),
-    "string_too_long": ("max_length", "at most", "characters"),
-    "string_too_short": ("min_length", "at least", "characters"),
-}
+"""By kind of pydantic error, where its limit stands, and what is said of it."""
 _WORDS = {
     "int_type": "must be an integer",
     "int_parsing": "must be an integer",
@@ -595,12 +594,9 @@ def _line(
 
 
 def _words(kind: str, context: Mapping[str, Any], message: str) -> str:
-    if kind in _BOUNDS:
-        key, words = _BOUNDS[kind]
-        return f"must be {words} {context[key]}"
-    if kind in _LENGTHS:
-        key, bound, of_what = _LENGTHS[kind]
-        return f"must have {bound} {context[key]} {of_what}"
+    if kind in _LIMITS:
+        limit, sentence = _LIMITS[kind]
+        return sentence.format(context[limit])
     return _WORDS.get(kind, message[:1].lower() + message[1:])
 
 

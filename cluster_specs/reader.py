@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from meshwright.cluster_specs.allocation import check_gpus, only_nodes
-from meshwright.cluster_specs.importers.facts import expand
+from meshwright.cluster_specs.importers.facts import MOST_NODES, expand
 from meshwright.cluster_specs.schema import XGMI, ClusterSpec, DeviceSpec, Medium
 from meshwright.cluster_specs.tiers import free_by_name
 from meshwright.documents import (
@@ -140,7 +140,6 @@ def _entries(file: str) -> Mapping[str, dict[str, Any]]:
     return PackagedEntries("meshwright.cluster_specs", f"data/{file}")
 
 
-MOST_NODES = 131_072
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 _FILLED = ("gpus_per_node", "nvlink_domain", "nic_gbps_per_gpu")
 _MODEL_NUMBER = re.compile(r"(?!\d+(gb|w)$)[a-z]*\d{2,}[a-z]*")

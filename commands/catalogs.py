@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -93,17 +94,7 @@ def model_command(model: str, seq_len: int, as_json: bool) -> None:
 @force_option
 @common
 def calibrate_command(
-    *,
-    runs: tuple[Path, ...],
-    output: Path,
-    name: str | None,
-    like: str | None,
-    measure: bool,
-    minutes: float,
-    model: str | None,
-    cluster: str | None,
-    force: bool,
-    as_json: bool,
+    *, runs: tuple[Path, ...], output: Path, force: bool, as_json: bool, **options: Any
 ) -> None:
     """Learn the constants of your own stack from a few measured runs, or of this machine from itself.
 
@@ -111,7 +102,7 @@ def calibrate_command(
     are logs of nccl-tests. --measure times matrix products, attention, memory, launches and collectives here,
     and needs PyTorch. `--calibration STACK.yaml` then prices with what was learned.
     """
-    if not runs and not measure:
+    if not runs and not options["measure"]:
         raise click.UsageError(
             "give RUNS.yaml with measured runs, or --measure on a machine with GPUs."
         )
@@ -124,16 +115,7 @@ def calibrate_command(
 
     refuse_taken_file(output, force)
     with ProgressLine("fitting the constants to the runs") as shown:
-        learned = api.calibrate(
-            *runs,
-            name=name,
-            like=like,
-            measure=measure,
-            minutes=minutes,
-            model=model,
-            cluster=cluster,
-            progress=shown,
-        )
+        learned = api.calibrate(*runs, progress=shown, **options)
     if learned is None:
         return
     text = calibration_text(learned.calibration)
@@ -175,27 +157,23 @@ def topology() -> None:
 def import_(
     *,
     files: tuple[Path, ...],
-    form: str,
-    node: str,
     oversubscription: str | None,
-    chosen: str | None,
-    name: str | None,
     output: Path,
     force: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Write a cluster YAML from a description in another tool's format.
 
     slurm: topology.conf or topology.yaml. topograph: its Slurm or graph output. nvidia-smi: `nvidia-smi topo
     -m`. ibnetdiscover: its output. nccl-tests: logs, one of each level, inside out.
     """
-    from meshwright.cluster_specs.importers.document import import_topology, read_ratios
+    from meshwright import api
+    from meshwright.cluster_specs.importers.document import read_ratios
     from meshwright.documents import write_files
 
     ratios = None if oversubscription is None else read_ratios(oversubscription)
-    imported = import_topology(
-        form, files, node, oversubscription=ratios, name=name, topology=chosen
-    )
+    imported = api.read_topology(files, oversubscription=ratios, **options)
     write_files(output.parent, {output.name: imported.text}, force)
     cluster = imported.cluster
     if as_json:

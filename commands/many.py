@@ -176,8 +176,7 @@ def fleet_command(
     others share the cluster without it, and the exit code is 1.
     """
     with ProgressLine("starting"):
-        from meshwright.cluster_specs.importers.facts import expand
-        from meshwright.cluster_specs.reader import MOST_NODES
+        from meshwright.cluster_specs.importers.facts import MOST_NODES, expand
         from meshwright.documents import refuse_taken, write_files
         from meshwright.planner.many.fleet import (
             FLEET_FILES,

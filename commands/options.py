@@ -43,10 +43,15 @@ def words_of_others() -> dict[str, Any]:
     return words
 
 
+OfOption = click.Parameter | None
+OfCommand = click.Context | None
+"""What click hands to types of values beside the value; None outside a command."""
+
+
 class NearMissChoice(click.Choice[str]):
     """One of some names; a misspelt one is told its near miss."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: OfOption, ctx: OfCommand) -> str:
         """The name itself, or a usage error.
 
         Parameters
@@ -82,7 +87,7 @@ class ChoiceIn(NearMissChoice):
         self._collection = collection
         self._spelled = spelled
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: OfOption, ctx: OfCommand) -> str:
         """The name that the value spells, or a usage error.
 
         Parameters
@@ -110,9 +115,7 @@ class NumberList(click.ParamType[tuple[float, ...]]):
     def __init__(self, kind: type[float]) -> None:
         self._kind = kind
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
+    def convert(self, value: Any, param: OfOption, ctx: OfCommand) -> tuple[float, ...]:
         """The numbers, or a usage error.
 
         Parameters
@@ -127,7 +130,7 @@ class NumberList(click.ParamType[tuple[float, ...]]):
             self.fail(f"at most {MOST_NUMBERS} numbers, got {len(parts)}", param, ctx)
         return tuple(self._number(part, param, ctx) for part in parts)
 
-    def _number(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def _number(self, text: str, param: OfOption, ctx: OfCommand) -> float:
         try:
             number = self._kind(text)
         except ValueError:
@@ -146,9 +149,7 @@ class Amount(click.ParamType[float]):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: Any, param: OfOption, ctx: OfCommand) -> float:
         """The amount in bytes, seconds or bytes a second; InputError says what is allowed.
 
         Parameters
@@ -171,7 +172,7 @@ class NamedPath(click.Path):
     """A path that is not empty, as that of a shell's variable without a value is: it would be this folder."""
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: Any, param: OfOption, ctx: OfCommand
     ) -> str | bytes | os.PathLike[str]:
         """The path; BadParameter where it is empty.
 

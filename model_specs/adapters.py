@@ -323,11 +323,14 @@ class Matrix(NamedTuple):
     outputs: int
 
 
-def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
+Matrices = tuple[Matrix, ...]
+
+
+def _attention_matrices(model: ModelSpec) -> Matrices:
     """Of one layer that attends with softmax."""
     queries, hidden, mla = model.heads * model.qk_head_dim, model.hidden, model.attention
     output = Matrix("o_proj", model.heads * model.v_head_dim, hidden)
-    gates: tuple[Matrix, ...] = ()
+    gates: Matrices = ()
     if model.attention_head_gates:
         gates = (Matrix(_HEAD_GATES, hidden, model.heads),)
     if mla is None:
@@ -342,7 +345,7 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
         return Matrix("qkv_proj", hidden, sum(widths)), *apart, *gates, output
     keys_and_values = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     down = Matrix("kv_a_proj_with_mqa", hidden, mla.kv_lora_rank + mla.qk_rope_head_dim)
-    indexer: tuple[Matrix, ...] = ()
+    indexer: Matrices = ()
     if mla.indexer is not None and not model.reuses:
         indexer = (
             Matrix("wq_b", mla.q_lora_rank or hidden, mla.indexer.width),
@@ -357,9 +360,7 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     return latent, of_queries, down, up, *gates, output, *indexer
 
 
-def _feed_forward_matrices(
-    model: ModelSpec, width: int, outside: int | None = None
-) -> tuple[Matrix, ...]:
+def _feed_forward_matrices(model: ModelSpec, width: int, outside: int | None = None) -> Matrices:
     """Of one feed-forward, gate and up once as one matrix and once apart; `outside` stands for h."""
     hidden = model.hidden if outside is None else outside
     down, up = Matrix("down_proj", width, hidden), Matrix("up_proj", hidden, width)
@@ -369,7 +370,7 @@ def _feed_forward_matrices(
     return Matrix("gate_up_proj", hidden, 2 * width), gate, up, down
 
 
-def _layer_inputs(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
+def _layer_inputs(model: ModelSpec) -> tuple[Matrices, Matrices]:
     """Of what layers read beside their input: the matrix for all layers, and those of one; or none."""
     hidden, width = model.hidden, model.layer_inputs
     if width is None:
@@ -378,7 +379,7 @@ def _layer_inputs(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix, .
     return (Matrix(INPUTS_ACROSS, hidden, model.layers * width),), of_layer
 
 
-def _latent_projections(model: ModelSpec) -> tuple[Matrix, ...]:
+def _latent_projections(model: ModelSpec) -> Matrices:
     """The pair around the routed experts of one layer; none where these read the hidden width."""
     hidden, latent = model.hidden, model.latent_size
     if latent is None:
@@ -386,11 +387,11 @@ def _latent_projections(model: ModelSpec) -> tuple[Matrix, ...]:
     return Matrix(LATENT_DOWN, hidden, latent), Matrix(LATENT_UP, latent, hidden)
 
 
-def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
+def _mixer_matrices(model: ModelSpec) -> tuple[Matrices, Matrices]:
     """Of one layer with linear attention, and of one with Mamba."""
     hidden, linear, mamba = model.hidden, model.linear_attention, model.state_space
-    of_linear: tuple[Matrix, ...] = ()
-    of_mamba: tuple[Matrix, ...] = ()
+    of_linear: Matrices = ()
+    of_mamba: Matrices = ()
     if linear is not None and linear.type == "short_conv":
         of_linear = (
             Matrix("in_proj", hidden, linear.projected_width),
@@ -401,7 +402,7 @@ def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix,
     elif linear is not None:
         steps = 2 * linear.value_heads
         projected = linear.projected_width - steps
-        of_inputs: tuple[Matrix, ...] = (
+        of_inputs: Matrices = (
             Matrix("in_proj", hidden, projected),
             Matrix("in_proj_ba", hidden, steps),
         )
@@ -427,7 +428,7 @@ def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix,
     return of_linear, of_mamba
 
 
-def _other_linear_matrices(hidden: int, linear: LinearAttentionSpec) -> tuple[Matrix, ...]:
+def _other_linear_matrices(hidden: int, linear: LinearAttentionSpec) -> Matrices:
     """Of one layer with Kimi Delta Attention or lightning attention, by names of no target.
 
     transformers 5.23, models/kimi_linear and models/minimax.
@@ -437,7 +438,7 @@ def _other_linear_matrices(hidden: int, linear: LinearAttentionSpec) -> tuple[Ma
     if linear.type == "lightning":
         inputs = Matrix("linear_qkv_proj", hidden, 2 * keys + values)
         return inputs, Matrix("output_gate", hidden, values), output
-    gates: tuple[Matrix, ...] = (
+    gates: Matrices = (
         Matrix("f_proj", hidden, keys),
         Matrix("output_gate", hidden, values),
     )
@@ -458,7 +459,7 @@ def _other_linear_matrices(hidden: int, linear: LinearAttentionSpec) -> tuple[Ma
     )
 
 
-def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
+def layer_matrices(model: ModelSpec) -> Matrices:
     """Every matrix that a layer of the model may have beside routers and routed experts.
 
     Parameters
@@ -553,7 +554,7 @@ def counted_matrices(model: ModelSpec, *, fused: bool) -> tuple[CountedMatrix, .
     moe = model.moe
     skipped = (*_FEED_FORWARD[:2], "qkv_proj") if fused else _FUSED
 
-    def separate(matrices: tuple[Matrix, ...]) -> list[Matrix]:
+    def separate(matrices: Matrices) -> list[Matrix]:
         return [matrix for matrix in matrices if matrix.name not in skipped]
 
     of_layers, with_experts, beside = _layer_groups(model, modules=True)
@@ -575,11 +576,11 @@ def counted_matrices(model: ModelSpec, *, fused: bool) -> tuple[CountedMatrix, .
 class _LayerGroups(NamedTuple):
     """Matrices of layers that are alike, and how many layers have them."""
 
-    of_layers: list[tuple[int, tuple[Matrix, ...]]]
+    of_layers: list[tuple[int, Matrices]]
     """All but those beside experts; what some models keep as one stands whole and in parts."""
     with_experts: int
     """Layers with experts."""
-    beside_experts: tuple[Matrix, ...]
+    beside_experts: Matrices
     """Of one of these: projections around routed experts, and shared experts."""
 
 
@@ -734,7 +735,7 @@ def adapted_matrices(model: ModelSpec, adapters: AdapterSpec) -> frozenset[str]:
     return frozenset(m.name for m in layer_matrices(model) if adapters.has(m.name))
 
 
-def _parameters(adapters: AdapterSpec, matrices: tuple[Matrix, ...]) -> int:
+def _parameters(adapters: AdapterSpec, matrices: Matrices) -> int:
     """Of the adapters beside matrices: r (k + n), and n magnitudes of DoRA."""
     adapted = [matrix for matrix in matrices if adapters.has(matrix.name)]
     pairs = adapters.rank * sum(matrix.inputs + matrix.outputs for matrix in adapted)
@@ -768,7 +769,7 @@ def adapted_outputs_of_blocks(model: ModelSpec, adapters: AdapterSpec) -> Adapte
         Elements a token, at least 0.
     """
 
-    def outputs(matrices: tuple[Matrix, ...]) -> int:
+    def outputs(matrices: Matrices) -> int:
         return sum(matrix.outputs for matrix in matrices if adapters.has(matrix.name))
 
     linear, mamba = (outputs(each) for each in _mixer_matrices(model))

@@ -300,6 +300,8 @@ FieldReader = Callable[[ConfigFields], Fields]
 """Reads fields that depend on one another, or refuses a file."""
 Part = Record | FieldReader
 """Some fields of a family: a record, or a function where the fields depend on one another."""
+Parts = tuple[Part, ...]
+"""What is read of a family, the later parts over the earlier ones."""
 
 
 def read_fields(config: ConfigFields, *parts: Part) -> Fields:

@@ -28,6 +28,8 @@ from meshwright.model_specs.config_fields import (
     FieldReader,
     Fields,
     Part,
+    Parts,
+    Reader,
     Record,
     absent,
     activation,
@@ -347,22 +349,22 @@ _FALCON_H1: Record = {
     **DECODER_1E5,
     **ALL_BIASES,
 }
-NEMOTRON_H: tuple[Part, ...] = (
+NEMOTRON_H: Parts = (
     only("use_bias", False, _NO_MAMBA2_BIAS),
     only("mamba_proj_bias", False, _NO_MAMBA2_BIAS),
     _NEMOTRON_H,
     _nemotron_h,
 )
-MAMBA2: tuple[Part, ...] = (only("use_bias", False, _NO_MAMBA2_BIAS), _MAMBA2)
-MAMBA: tuple[Part, ...] = (only("use_bias", False, _NO_MAMBA1_BIAS), _MAMBA)
-FALCON_H1: tuple[Part, ...] = (
+MAMBA2: Parts = (only("use_bias", False, _NO_MAMBA2_BIAS), _MAMBA2)
+MAMBA: Parts = (only("use_bias", False, _NO_MAMBA1_BIAS), _MAMBA)
+FALCON_H1: Parts = (
     only("projectors_bias", False, "biases on projections are not supported"),
     _FALCON_H1,
     _falcon_h1,
 )
-BAMBA: tuple[Part, ...] = (_HALF_ROPE, _bamba)
-GRANITE_HYBRID: tuple[Part, ...] = (DECODER, BIASES, _GRANITE_SCALES, _granite_hybrid)
-JAMBA: tuple[Part, ...] = (only("mamba_proj_bias", False, _NO_MAMBA1_BIAS), DECODER, _jamba)
+BAMBA: Parts = (_HALF_ROPE, _bamba)
+GRANITE_HYBRID: Parts = (DECODER, BIASES, _GRANITE_SCALES, _granite_hybrid)
+JAMBA: Parts = (only("mamba_proj_bias", False, _NO_MAMBA1_BIAS), DECODER, _jamba)
 
 
 # Gemma: norms after the blocks too, capped logits, and windows of which the third generation's turn by a
@@ -553,7 +555,7 @@ def _layer_tables(config: ConfigFields, default: int) -> Fields:
     return {"layer_inputs": width, "norms_per_layer": 5} if width else {}
 
 
-def _gemma4_parts(table_width: int, window: int) -> tuple[Part, ...]:
+def _gemma4_parts(table_width: int, window: int) -> Parts:
     """What both kinds of files have in common, with what holds where they are silent."""
     return (
         _GEMMA4,
@@ -956,7 +958,7 @@ _MINIMAX: Record = {
     "linear_attention": _lightning,
     "attention_note": "factors on residuals and on what is added to them have no price",
 }
-_MINIMAX_01: tuple[Part, ...] = (
+_MINIMAX_01: Parts = (
     _MINIMAX_M2_REFUSAL,
     only("postnorm", True, "only true is supported: residuals that start behind the norms"),
     _MINIMAX,
@@ -1046,7 +1048,7 @@ def _kimi_experts(
     return {"moe": moe}
 
 
-_KIMI_LINEAR_REFUSALS: tuple[Part, ...] = (
+_KIMI_LINEAR_REFUSALS: Parts = (
     only("mla_use_nope", True, "only true is supported: latent attention without positions"),
     only("mla_use_output_gate", False, "a gate on latent attention is not supported"),
     absent("attn_res_block_size", "attention over the outputs of earlier layers is not supported"),
@@ -1128,7 +1130,14 @@ _V3_ROUTER: Record = {
     "router_score": string("scoring_func", "sigmoid"),
     "router_scaling_factor": real("routed_scaling_factor", 2.5),
 }
-_LATENT_WIDTHS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def _latent(**widths: int | Reader) -> Record:
+    """Widths of latent attention, with defaults of those that a file may leave out."""
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {name: integer(name, widths.get(name)) for name in names}
+
+
 _DEEPSEEK: Record = {
     **DECODER,
     # Every head has its own keys and values once the latent is expanded.
@@ -1136,7 +1145,7 @@ _DEEPSEEK: Record = {
     "head_dim": None,
     "attention": {
         "q_lora_rank": integer("q_lora_rank", optional=True),
-        **{key: integer(key) for key in _LATENT_WIDTHS},
+        **_latent(),
     },
     **BIASES,
 }
@@ -1150,7 +1159,7 @@ def _kimi_linear_attention(config: ConfigFields) -> Fields:
     return {"position": "none", "linear_attention": _kimi_delta(config), **_kimi_order(config)}
 
 
-_KIMI_LINEAR: tuple[Part, ...] = (
+_KIMI_LINEAR: Parts = (
     *_KIMI_LINEAR_REFUSALS,
     _DEEPSEEK,
     SMALLER_EPSILON,
@@ -1191,19 +1200,16 @@ def _ling_attention(config: ConfigFields) -> Fields:
 
 
 _NOT_LING3 = "only layers of Ling 3.0 are supported in this family, not those of Ling and Ring 2.5"
-_LING3: tuple[Part, ...] = (
+_LING3: Parts = (
     absent("q_lora_rank", _NOT_LING3),
     absent("group_norm_size", _NOT_LING3),
     {
         **_DEEPSEEK,
         "heads": integer("num_attention_heads", 32),
         "kv_heads": integer("num_attention_heads", 32),
-        "attention": {
-            "kv_lora_rank": integer("kv_lora_rank", 512),
-            "qk_nope_head_dim": integer("qk_nope_head_dim", 128),
-            "qk_rope_head_dim": integer("qk_rope_head_dim", 64),
-            "v_head_dim": integer("v_head_dim", 128),
-        },
+        "attention": _latent(
+            kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+        ),
         "rope": rope(base=6e6),
         "attention_head_gates": True,
     },
@@ -1213,7 +1219,7 @@ _LING3: tuple[Part, ...] = (
     ),
 )
 _NEXT_TOKENS: Record = {"mtp_layers": integer("num_nextn_predict_layers", 0, least=0)}
-_DEEPSEEK_V3: tuple[Part, ...] = (
+_DEEPSEEK_V3: Parts = (
     DECODER,
     _DEEPSEEK,
     _deepseek_experts(_V3_ROUTER, dense_layers=3),
@@ -1230,7 +1236,7 @@ def _axk1_experts(config: ConfigFields) -> Fields:
     return {"moe": {**moe, "output_norm": True}} if isinstance(moe, dict) else {}
 
 
-_AXK1: tuple[Part, ...] = (DECODER, _DEEPSEEK, _axk1_experts, _NEXT_TOKENS)
+_AXK1: Parts = (DECODER, _DEEPSEEK, _axk1_experts, _NEXT_TOKENS)
 
 
 def _indexer(config: ConfigFields) -> Fields:
@@ -1287,7 +1293,7 @@ def _indexer_everywhere(config: ConfigFields) -> Fields:
     return {}
 
 
-_DEEPSEEK_V32: tuple[Part, ...] = (
+_DEEPSEEK_V32: Parts = (
     _indexer_everywhere,
     _indexer,
 )
@@ -1299,12 +1305,13 @@ _MINICPM3: Record = {
     **SMALLER_EPSILON,
     "attention": {
         "q_lora_rank": integer("q_lora_rank", optional=True),
-        "kv_lora_rank": integer("kv_lora_rank", 256),
-        "qk_nope_head_dim": integer("qk_nope_head_dim", 64),
-        "qk_rope_head_dim": integer("qk_rope_head_dim", 32),
-        "v_head_dim": integer(
-            "v_head_dim",
-            lambda config: config.count("hidden_size") // config.count("num_attention_heads"),
+        **_latent(
+            kv_lora_rank=256,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=32,
+            v_head_dim=lambda config: (
+                config.count("hidden_size") // config.count("num_attention_heads")
+            ),
         ),
     },
     "embedding_scale": real("scale_emb", 12.0),
@@ -1439,7 +1446,7 @@ _BAILING: Record = {
     "attention_output_bias": boolean("use_bias", False),
     "qk_norm": boolean("use_qk_norm", False),
 }
-_BAILING_REFUSALS: tuple[Part, ...] = (
+_BAILING_REFUSALS: Parts = (
     only("norm_head", False, "a head whose columns are normed is not supported"),
     only("norm_softmax", False, "a softmax whose logits are normed is not supported"),
     only("use_rmsnorm", True, "only RMS norms are supported"),
@@ -1755,7 +1762,7 @@ def _hunyuan_experts(config: ConfigFields) -> Fields:
     return {"moe": experts}
 
 
-_HUNYUAN_MOE: tuple[Part, ...] = (
+_HUNYUAN_MOE: Parts = (
     only("use_qk_norm", True, "only true is supported"),
     only("use_cla", False, "keys and values that layers share are not supported"),
     only("use_mixed_mlp_moe", True, "only experts beside a shared one are supported"),
@@ -1769,7 +1776,7 @@ _SOLAR: Record = {
     "ffn_hidden": integer("moe_intermediate_size", 1280),
     "attention_bias": boolean("attention_bias", False),
 }
-_SOLAR_REFUSALS: tuple[Part, ...] = (
+_SOLAR_REFUSALS: Parts = (
     only("first_k_dense_replace", 0, "only 0 is supported: every layer has experts"),
     only("use_qk_norm", False, "norms on queries and keys are not supported in this family"),
 )
@@ -1784,7 +1791,7 @@ _AFMOE: Record = {
         config.count("hidden_size") ** 0.5 if config.flag("mup_enabled", False) else 1.0
     ),
 }
-_AFMOE_REFUSALS: tuple[Part, ...] = (
+_AFMOE_REFUSALS: Parts = (
     only("score_func", "sigmoid", "only sigmoid is supported"),
     only("route_norm", True, "only true is supported: the code knows nothing else"),
     only("n_group", 1, "groups of experts are not supported in this family"),
@@ -2376,7 +2383,7 @@ _MIMO_V2: Record = {
     "attention_bias": boolean("attention_bias", False),
     "attention_sinks": boolean("add_full_attention_sink_bias", False),
 }
-_MIMO_V2_REFUSALS: tuple[Part, ...] = (
+_MIMO_V2_REFUSALS: Parts = (
     only("n_group", 1, "only 1 is supported: experts in one group"),
     only("scoring_func", "sigmoid", "only sigmoid is supported"),
     only("n_shared_experts", 0, "only 0 is supported: no shared expert"),
@@ -2487,7 +2494,7 @@ _STEP: Record = {
     "rope": _step_rope,
     **ALL_BIASES,
 }
-_STEP_REFUSALS: tuple[Part, ...] = (
+_STEP_REFUSALS: Parts = (
     only("use_head_wise_attn_gate", True, "only true is supported: a gate on each head"),
     only("use_qk_norm", True, "only true is supported"),
     only("zero_centered", True, "only true is supported: norms that multiply by 1 + weight"),
@@ -2566,7 +2573,7 @@ def _no_router_cap(config: ConfigFields) -> Fields:
     return {}
 
 
-_LAGUNA_REFUSALS: tuple[Part, ...] = (
+_LAGUNA_REFUSALS: Parts = (
     only("moe_apply_router_weight_on_input", False, "only false is supported"),
     _no_router_cap,
 )
@@ -2619,13 +2626,13 @@ _KOLIBRI: Record = {
     "ffn_hidden": 0,
     "norms_per_layer": 4,
 }
-_FLINT_PARTS: tuple[Part, ...] = (
+_FLINT_PARTS: Parts = (
     only("norm_topk_prob", True, "only true is supported: weights of experts that add up to 1"),
     _FLINT,
     _rope_under_windows(lambda layer, layers: layer < 2 or layer % 4 == 1 or layer == layers - 1),
     _flint_experts,
 )
-_KOLIBRI_PARTS: tuple[Part, ...] = (
+_KOLIBRI_PARTS: Parts = (
     _KOLIBRI,
     _rope_under_windows(lambda layer, layers: (layer + 1) % 5 == 0),
     _kolibri_experts,
@@ -2638,13 +2645,13 @@ class Family:
 
     architecture: str
     """The class that `architectures` names, for a file without `model_type`; empty where none tells."""
-    parts: tuple[Part, ...]
+    parts: Parts
     """What is read, the later parts over the earlier ones."""
 
 
 _GEMMA3_PARTS = (_GEMMA3, _gemma_scale, _gemma3_windows)
-_GEMMA4_PARTS: tuple[Part, ...] = (*_gemma4_parts(table_width=256, window=512), _gemma4_experts)
-_GEMMA4_UNIFIED_PARTS: tuple[Part, ...] = (
+_GEMMA4_PARTS: Parts = (*_gemma4_parts(table_width=256, window=512), _gemma4_experts)
+_GEMMA4_UNIFIED_PARTS: Parts = (
     only(
         "hidden_size_per_layer_input", 0, "only 0 is supported: layers have no inputs of their own"
     ),
@@ -2653,9 +2660,9 @@ _GEMMA4_UNIFIED_PARTS: tuple[Part, ...] = (
 _LLAMA4_PARTS = (_LLAMA4, _llama4_chunks)
 _QWEN2_PARTS = (_QWEN2, _qwen_windows)
 # Layers of the text part of Qwen3-VL know no window (modeling_qwen3_vl.py).
-_QWEN3_VL_PARTS: tuple[Part, ...] = ({**_QWEN3, "rope": rope(base=5e5)},)
+_QWEN3_VL_PARTS: Parts = ({**_QWEN3, "rope": rope(base=5e5)},)
 
-_GRANITE_DENSE: tuple[Part, ...] = (_GRANITE, {"mlp_bias": boolean("mlp_bias", False)})
+_GRANITE_DENSE: Parts = (_GRANITE, {"mlp_bias": boolean("mlp_bias", False)})
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(

@@ -126,6 +126,9 @@ class CompareQuestion(ClosedDocument):
     second: ShortName
 
 
+_OF_CHOICE = ("name", "title", "of", "words", "low", "high")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Offer:
     """Models and clusters that may be asked about: those of the catalog, and files named at the start."""
@@ -200,14 +203,7 @@ class Offer:
             "train": list(TRAINED),
             "targets": list(TARGETS),
             "pins": [
-                {
-                    "name": choice.name,
-                    "title": choice.title,
-                    "of": choice.of,
-                    "words": list(choice.words),
-                    "low": choice.low,
-                    "high": choice.high,
-                }
+                {name: getattr(choice, name) for name in _OF_CHOICE}
                 for choice in CHOICES
                 if choice.is_pinned
             ],

@@ -119,31 +119,7 @@ class PlannerTools:
         what software is not there, such as ["deepep"]; allow permits what changes the numbers of the run,
         such as ["fp8-params"]. tokens, days and gpu_hour_price ask for days, dollars and kWh of the training.
         """
-        question = read_question(
-            PlanQuestion,
-            {
-                "model": model,
-                "cluster": cluster,
-                "gpus": gpus,
-                "global_batch": global_batch,
-                "seq_len": seq_len,
-                "precision": precision,
-                "optimizer": optimizer,
-                "framework": framework,
-                "pin": pin or "",
-                "forbid": forbid or (),
-                "without": without or (),
-                "allow": allow or (),
-                "train": train,
-                "reserve_gib": reserve_gib,
-                "tokens": tokens,
-                "days": days,
-                "gpu_hour_price": gpu_hour_price,
-                "time_limit": time_limit_s,
-                "top": 1,
-            },
-        )
-        return self._ask(_answer_plan, self._offer.resolved(question), time_limit_s)
+        return self._search(_answer_plan, PlanQuestion, {**locals(), "top": 1})
 
     def recommend(
         self,
@@ -174,32 +150,7 @@ class PlannerTools:
         days, in which they are to be trained. What else it takes is said of `plan`.
         """
         by_days = step_time_s is None and tokens_per_s is None and days is not None
-        question = read_question(
-            FewestQuestion,
-            {
-                "model": model,
-                "cluster": cluster,
-                "gpus": gpus,
-                "global_batch": global_batch,
-                "seq_len": seq_len,
-                "step_time_s": step_time_s,
-                "tokens_per_s": tokens_per_s,
-                "by_days": by_days,
-                "tokens": tokens,
-                "days": days,
-                "gpu_hour_price": gpu_hour_price,
-                "precision": precision,
-                "optimizer": optimizer,
-                "framework": framework,
-                "pin": pin or "",
-                "forbid": forbid or (),
-                "without": without or (),
-                "allow": allow or (),
-                "train": train,
-                "time_limit": time_limit_s,
-            },
-        )
-        return self._ask(_answer_fewest, self._offer.resolved(question), time_limit_s)
+        return self._search(_answer_fewest, FewestQuestion, locals())
 
     def estimate(self, run: dict[str, Any]) -> dict[str, Any]:
         """Price one fully given configuration: step time, its parts, memory of each pipeline rank. No search.
@@ -250,6 +201,20 @@ class PlannerTools:
             if not each.resolve().is_relative_to(folder):
                 raise InputError("is a link out of the plan's folder", where=each.name)
         return self._ask(_answer_verify, {"path": str(path)}, LONGEST_S)
+
+    def _search(
+        self, function: Function, kind: type[PlanQuestion], arguments: Fields
+    ) -> dict[str, Any]:
+        """The answer to a question of this kind, whose fields are the arguments of a tool.
+
+        Those that are left out have the question's own defaults.
+        """
+        limit_s = arguments["time_limit_s"]
+        beside = ("self", "time_limit_s")
+        stated = ((name, each) for name, each in arguments.items() if name not in beside)
+        said = {name: each for name, each in stated if each is not None}
+        question = read_question(kind, {**said, "time_limit": limit_s})
+        return self._ask(function, self._offer.resolved(question), limit_s)
 
     def _ask(self, function: Function, fields: Fields, limit_s: float) -> dict[str, Any]:
         """The answer to a question; raises InputError with the planner's words where there is none."""

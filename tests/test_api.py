@@ -410,6 +410,12 @@ LINK: dict[str, Any] = {
     "alpha": 1e-6,
     "beta": 1e9,
 }
+ON_CLUSTER: dict[str, Any] = {
+    "operation": "all-reduce",
+    "size": 1e6,
+    "ranks": 8,
+    "cluster": "dgx-h100",
+}
 SIZES: dict[str, Any] = {
     "model": "gpt2-xl",
     "cluster": "dgx-h100",
@@ -429,6 +435,15 @@ SIZES: dict[str, Any] = {
         (meshwright.collective, LINK | {"alpha": -1e-6}, "alpha: must be at least 0"),
         (meshwright.collective, LINK | {"end": 1e9, "factor": 1.0}, "factor: must be from 1.1"),
         (meshwright.overlap, {"size": 1e9, "beta": 1e9, "passes": 3}, "passes: must be 1 or 2, got 3"),
+        (meshwright.overlap, {"compute_s": 1, "comm_s": 1, "size": 1e9}, "size: needs --beta"),
+        (meshwright.overlap, {"comm_s": 1, "size": 1e9, "beta": 1e9}, "comm_s: needs --compute"),
+        (meshwright.overlap, {"seq_len": 8, "size": 1e9, "beta": 1e9}, "needs --seq-len and --width"),
+        (meshwright.collective, ON_CLUSTER | {"alpha": 1e-3}, "alpha: says nothing beside a cluster"),
+        (meshwright.collective, ON_CLUSTER | {"per_node": 4}, "per_node: says nothing beside a cluster"),
+        (meshwright.collective, LINK | {"nccl": True}, "nccl: says nothing beside a link of your own"),
+        (meshwright.collective, {"log": "x.log", "alpha": 1e-3}, "alpha: says nothing beside --from"),
+        (meshwright.roofline, {"m": 4, "cluster": "dgx-h100"}, "needs --m, --n and --k"),
+        (meshwright.estimate, {"run": {}, "settings": ["tp=2"]}, "settings: says nothing beside a run file"),
         (meshwright.overlap, {"seq_len": 8, "width": 8, "element_bytes": -1.0}, "element-bytes: must be"),
         (meshwright.pipeline, {"pp": 2.5, "micro_batches": 4}, "pp: is not a whole number"),
         (meshwright.volumes, {"params": "7e9"}, "params: is not a number, got '7e9'"),

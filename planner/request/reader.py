@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from meshwright.cluster_specs.allocation import allocated_gpus, lies_alike, of_nodes, only_nodes
-from meshwright.cluster_specs.importers.facts import expand
-from meshwright.cluster_specs.reader import MOST_NODES, cluster_names, read_cluster
+from meshwright.cluster_specs.importers.facts import MOST_NODES, expand
+from meshwright.cluster_specs.reader import cluster_names, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import free_by_name
 from meshwright.costmodel.calibration import Calibration, constants_digest
