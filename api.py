@@ -667,7 +667,7 @@ def plan_mixed(
     Parameters
     ----------
     model
-        As `plan` takes it; its layers must be alike, but for dense ones in front of those with experts.
+        As `plan` takes it.
     cluster
         A cluster file with `parts`, or what `read_mixed_cluster` made of one.
     gpus

@@ -364,7 +364,7 @@ class Cells:
                     terms.append(hop * apart)
         return terms
 
-    def state_names(self, leaves: Sequence[str]) -> None:
+    def state_names(self, leaves: Sequence[str], prefix: str = "") -> None:
         """Names counts of slots, or the slots themselves, by stage and name of the leaf, for whoever reads
         the model.
 
@@ -372,15 +372,18 @@ class Cells:
         ----------
         leaves
             Names of the leaves of the grid, in their order.
+        prefix
+            In front of every name.
         """
         variables = self._model.proto.variables
         for leaf, stage in product(range(len(leaves)), range(self.grid.stages)):
             if self._slots is None:
                 count = self.leaves[leaf][stage]
-                variables[count.index].name = f"slots_of_stage_{stage}_on_{leaves[leaf]}"
+                variables[count.index].name = f"{prefix}slots_of_stage_{stage}_on_{leaves[leaf]}"
                 continue
             for slot, literal in enumerate(self._slots[leaf][stage]):
-                variables[literal.index].name = f"slot_{slot}_of_stage_{stage}_on_{leaves[leaf]}"
+                name = f"{prefix}slot_{slot}_of_stage_{stage}_on_{leaves[leaf]}"
+                variables[literal.index].name = name
 
     def assignment(self, problem: MappingProblem, value: Callable[[Any], int]) -> IntArray:
         """The leaf of every slot, [stages, slots], in a solution that uses the grid.

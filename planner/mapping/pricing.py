@@ -937,8 +937,8 @@ class MappedPricing(CostModelPricing):
         space.excluded[space.profiles.implying(row)] = True
         return np.where(space.excluded, inf, bound_s)
 
-    def ways_below(self, plan: Priced, placement: Placement) -> list[Way]:
-        """How a plan's layout can lie: as it does, and in each way that limits alone may make faster.
+    def ways_below(self, plan: Priced, placement: Placement, limit_s: float) -> list[Way]:
+        """How a plan's layout can lie: as it does, and in each way that by its limits alone may beat a step.
 
         Parameters
         ----------
@@ -946,6 +946,8 @@ class MappedPricing(CostModelPricing):
             A layout under a mapping, as it was priced.
         placement
             Of that mapping, arrays [levels].
+        limit_s
+            Seconds of that step, no more than the plan's.
 
         Returns
         -------
@@ -967,12 +969,12 @@ class MappedPricing(CostModelPricing):
         (bound_s,) = profile_bounds(self._workload, layout.flat(), [profiles], self._limit_gib)
         pricing = PlacedAs(self._workload, profiles.placement, Peaks())
         rows = np.argsort(bound_s, kind="stable")
-        for row in rows[(bound_s < plan.step_time_s)[rows] & ~space.excluded[rows]].tolist():
+        for row in rows[(bound_s < limit_s)[rows] & ~space.excluded[rows]].tolist():
             priced = None
             if len(ways) <= MOST_WAYS_PRICED:
                 one = MappingBounds(matrices={PROFILE: np.array([[row]])}, bound_s=bound_s[[row]])
-                priced = pricing.exact(layout, one, plan.step_time_s)
-                if priced is None and pricing.undecided_s >= plan.step_time_s:
+                priced = pricing.exact(layout, one, limit_s)
+                if priced is None and pricing.undecided_s >= limit_s:
                     continue
             own = profiles.placement.take(row)
             if priced is not None:

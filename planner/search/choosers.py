@@ -445,11 +445,11 @@ class SlotChooser(Chooser):
 
 
 def model_of_places(best: Sequence[tuple[Workload, Priced, Placement]]) -> KernelModel:
-    """The choice among the best layouts of an irregular fabric, and how the first of them lies there.
+    """The choice among the best layouts of an irregular fabric, and how each of them lies there.
 
-    That one stands in it in each way that may be faster, with what this asks of its slots, the others as they
-    are priced. The optimum is the first one's step, as far as the search has proven that nothing faster can
-    be had of its slots.
+    Each stands in it as it was priced, and in each way that may be faster than the first, with what this asks
+    of its slots. The optimum is the first one's step, as far as the search has proven that nothing faster can
+    be had of the slots.
 
     Parameters
     ----------
@@ -463,12 +463,19 @@ def model_of_places(best: Sequence[tuple[Workload, Priced, Placement]]) -> Kerne
         With all its rows.
     """
     workload, plan, placement = best[0]
-    pricing = MappedPricing(workload)
-    rows = _ways_as_combinations(workload, plan, pricing.ways_below(plan, placement))
-    for work, other, placed in best[1:]:
-        if other.step_time_s >= plan.step_time_s:
-            own = Way(placed, None, other.step_time_s, other)
-            rows += _ways_as_combinations(work, other, [own])
+    rows: list[tuple[Combination, Need | None]] = []
+    domains: list[int] = []
+    leaves: dict[Grid, tuple[str, ...]] = {}
+    for work, priced, placed in best:
+        if priced.step_time_s < plan.step_time_s:
+            continue
+        pricing = MappedPricing(work)
+        ways = pricing.ways_below(priced, placed, plan.step_time_s)
+        of_layout = _ways_as_combinations(work, priced, ways)
+        for need in {need.grid: need for _, need in of_layout if need is not None}.values():
+            leaves.setdefault(need.grid, pricing.leaf_names(priced.layout))
+        rows += of_layout
+        domains += [domain_gpus(work)] * len(of_layout)
     model = KernelModel(
         layers=workload.model.layers,
         leading=workload.model.dense_layers if workload.model.moe_layers else 0,
@@ -478,9 +485,9 @@ def model_of_places(best: Sequence[tuple[Workload, Priced, Placement]]) -> Kerne
         host_limit_gib=host_limit_gib(workload),
     )
     uses = [dict(each.priced.cut_uses) if each.priced else {} for each, _ in rows]
-    model.state_limits({"tp": [domain_gpus(workload)] * len(rows)}, uses)
-    model.state_places([need for _, need in rows], pricing.leaf_names(plan.layout))
-    pricing.state_places(model.model, plan, placement)
+    model.state_limits({"tp": domains}, uses)
+    model.state_places([need for _, need in rows], leaves)
+    MappedPricing(workload).state_places(model.model, plan, placement)
     return model
 
 

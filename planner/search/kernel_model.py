@@ -31,7 +31,7 @@ from meshwright.costmodel.layout import ROUNDING, Layout, Recompute
 from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.planner.bounds.combination_costs import RankCosts
 from meshwright.planner.bounds.paces import HostRow, RankRow
-from meshwright.planner.mapping.joint import Need, post_mappings
+from meshwright.planner.mapping.joint import Grid, Need, post_mappings
 from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.search.branches import Combination
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
@@ -228,9 +228,11 @@ class KernelModel:
         for name in vars(self.combinations[0].execution):
             self._named(lambda each, name=name: f"{name}_{getattr(each.execution, name)}")  # type: ignore[misc]
 
-    def _named(self, name_of: Callable[[Combination], str]) -> None:
+    def _named(self, name_of: Callable[[Combination], str | None]) -> None:
         """A literal for each name, true where a combination of that name is chosen."""
         for name, indices in self._grouped(name_of).items():
+            if name is None:
+                continue
             literal = self.model.new_bool_var(str(name))
             self.model.add(sum(self._literals[index] for index in indices) == literal)
 
@@ -405,7 +407,9 @@ class KernelModel:
         if self.max_cut_use >= 1:
             spare_cuts(self.model, self._literals, uses, MOST_USE)
 
-    def state_places(self, needs: Sequence[Need | None], leaves: Sequence[str]) -> None:
+    def state_places(
+        self, needs: Sequence[Need | None], leaves: Mapping[Grid, Sequence[str]]
+    ) -> None:
         """Adds where slots lie, for whoever reads the model.
 
         Parameters
@@ -413,15 +417,22 @@ class KernelModel:
         needs
             What each combination asks of the slots; None where it asks nothing.
         leaves
-            Names of the leaves.
+            Names of the leaves of each grid of slots. Names of variables of all but the first begin with the
+            number of the grid.
         """
         for name in sorted({name for each in self.combinations for name in each.matrix}):
-            self._named(lambda each, name=name: f"{name}_in_blocks_{_joined(each.matrix[name])}")  # type: ignore[misc]
+            self._named(
+                lambda each, name=name: (  # type: ignore[misc]
+                    f"{name}_in_blocks_{_joined(each.matrix[name])}"
+                    if name in each.matrix
+                    else None
+                )
+            )
         mapped = post_mappings(
             self.model, [[literal] for literal in self._literals], [[need] for need in needs]
         )
-        for cells in mapped.values():
-            cells.state_names(leaves)
+        for number, (grid, cells) in enumerate(mapped.items()):
+            cells.state_names(leaves[grid], f"grid_{number}_" if number else "")
 
     def _step(self) -> None:
         """The step by its parts, and no less than its bound."""

@@ -175,6 +175,23 @@ def test_rooms_of_leaves_decide_in_the_model_of_uneven_leaves(tmp_path: Path) ->
     assert solved(without_rows(model, "room_on_leaf"))[0] < 0.999 * plan.objective.step_time_s
 
 
+@pytest.mark.parametrize("seed", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (14, 35))])
+def test_several_layouts_lie_in_the_model_in_every_way_that_may_be_faster(
+    tmp_path: Path, seed: int
+) -> None:
+    """Slots of unlike grids decide: the plan is chosen, and without rooms on leaves another layout is."""
+    path = tmp_path / "model.txt"
+    asked = replace(random_request(seed), top_k=4)
+    plan = make_plan(asked, robustness=False, choices=False, model_file=path)
+    model = cp_model.CpModel()
+    model.proto.parse_text_format(path.read_text(encoding="utf-8"))
+    optimum_s, chosen = solved(model)
+    assert optimum_s == pytest.approx(plan.objective.step_time_s, abs=2e-9)
+    assert any(re.match(r"grid_\d+_slots?_", name) for name in chosen)
+    assert counted_step_s(plan, ranks_in_slots(plan, chosen)) <= optimum_s * (1 + 1e-9)
+    assert solved(without_rows(model, "room_on_leaf"))[0] < 0.999 * optimum_s
+
+
 def test_the_model_of_unlike_stages_says_how_near_each_lies(tmp_path: Path) -> None:
     path = tmp_path / "model.txt"
     plan = make_plan(uneven_request(0), robustness=False, choices=False, model_file=path)
