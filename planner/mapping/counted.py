@@ -2,9 +2,9 @@
 
 Where nodes are part-filled, or a layout needs no whole number of them, nodes hold several slots, or slots of
 unlike size: members of a group then are where they are, and only counting says how many a node holds. Ranks
-run through the free GPUs in many regular orders (`free_gpus`), each counted by `counted_members`. What other
-mappings could reach at the most (`most_members`) bounds them, and `KindsReach` asks how far groups of
-several kinds reach at once.
+run through the free GPUs in many regular orders (`effective.FreeGpus`), each counted by `members_by_level`.
+What other mappings could reach at the most (`most_members`) bounds them, and `KindsReach` asks how far groups
+of several kinds reach at once.
 """
 
 from __future__ import annotations

@@ -28,11 +28,9 @@ from numpy.typing import NDArray
 from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem
 from meshwright.planner.solvers.linear_program import LinearProgram, Row
 
-# How large the tables of `PatternPricing` may grow.
-
-
 LARGEST_TABLE = 4_000_000
-"""States of one stage, 32 MB; beyond it what wraps round costs nothing in the bound."""
+"""States of one stage in the tables of `PatternPricing`, 32 MB; beyond it what wraps round costs nothing in
+the bound."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Prices of layouts on an irregular allocation, each under the mapping that is fastest for it.
 
 A layout's mappings have few prices (`profiles`). The cheapest profile that some mapping keeps is the layout's
-price; which ones can be kept is asked of `packing`, and every answer holds for all layouts with the same
+price; which ones can be kept is asked of `Packing`, and every answer holds for all layouts with the same
 slots. Where there are too many profiles, or a question stays open, a mapping is tried and the bound stays.
 """
 

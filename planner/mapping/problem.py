@@ -158,7 +158,7 @@ class MappingProblem:
 
     @property
     def table_states(self) -> int:
-        """Entries of a dynamic programme over the patterns of all leaves (`relaxation.patterns`)."""
+        """Entries of a dynamic programme over the patterns of all leaves (`patterns.PatternPricing`)."""
         room = min(max(self.leaf_slots), self.needed)
         per_leaf = (room + 1) * (min(room, self.slots) + 1) * self.stages
         return len(self.leaf_slots) * per_leaf

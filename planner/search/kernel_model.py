@@ -7,7 +7,7 @@
     recompute some of them                    recomputed_r <= layers_r,  recomputed_r <= vpp K
     no rank is slower than the busiest        busiest >= layer layers_r + again recomputed_r + ends_r
     what it offloads fits into its host       host_r: fixed + layer_r layers_r <= share of the host
-    groups stay inside a domain, cuts are spared        `limit_rows`
+    groups stay inside a domain, cuts are spared        `keep_inside`, `spare_cuts`
     every rank fits into its HBM              hbm_r: fixed + layer_r layers_r - relief_r recomputed_r <= HBM
     the step is as long as all that takes     step >= weight busiest + rest_j + again_j sum_r recomputed_r
                                               step >= bound_i

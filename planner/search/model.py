@@ -3,9 +3,9 @@
     choose exactly one layout                      sum_i layout_i = 1
     and exactly one mapping of it                  sum_k mapping_{i,k} = layout_i
     whose slots find their leaves                  mapping_{i,k} => limits on n_{leaf,stage}
-                                                   (irregular allocations: `fabric.joint`)
+                                                   (irregular allocations: `mapping.joint`)
     whose experts find their ranks                 mapping_{i,k} => imbalance of on_{layer,expert,rank}
-                                                   (measured loads: `experts.joint`)
+                                                   (measured loads: `experts.training`)
     so that the step is shortest                   min sum_{i,k} time_{i,k} mapping_{i,k}
 
 One literal per layout and one per (layout, mapping) make every limit linear and its relaxation tight. The
@@ -62,6 +62,7 @@ class PlanModel:
     layouts: list[cp_model.IntVar]
     mappings: list[list[cp_model.IntVar]]
     mapped: dict[Grid, Cells]
+    """The counts of slots on leaves, by grid."""
     placed: PlacementVariables | None = None
 
 
