@@ -196,6 +196,8 @@ class ModelSpec(ClosedDocument):
             )
         if self.moe is not None and self.moe.every > 1:
             self._check_every(self.moe.every)
+        if self.mamba_beside_attention and self.mamba is None:
+            raise ValueError("mamba_beside_attention needs mamba")
         if self.hybrid_pattern is not None or self.state_space is not None:
             self._check_hybrid()
         if self.moe is None and self.ffn_hidden == 0 and self.blocks.feed_forward:
