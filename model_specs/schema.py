@@ -197,6 +197,8 @@ class ModelSpec(ClosedDocument):
             )
         if self.experts_every > 1:
             self._check_every(self.experts_every)
+        if self.mamba_beside_attention and self.mamba is None:
+            raise ValueError("mamba_beside_attention needs mamba")
         if self.hybrid_pattern is not None or self.state_space is not None:
             self._check_hybrid()
         if self.moe is None and self.ffn_hidden == 0 and self.blocks.feed_forward:

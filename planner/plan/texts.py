@@ -25,7 +25,7 @@ from meshwright.planner.bounds.exact_cost import Matrix, Priced, Stages
 from meshwright.planner.bounds.mappings import Matrices
 from meshwright.planner.mapping.counted import counted_placement
 from meshwright.planner.mapping.slots import Place
-from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
+from meshwright.planner.plan.document import MOST_LISTED_RANKS, Mapping, Plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_from_document
@@ -205,6 +205,27 @@ def _schedule_contradictions(layout: LayoutDoc) -> Iterator[tuple[str, str]]:
         yield "layout.schedule", "; ".join(shape)
 
 
+def _mapping_contradictions(
+    plan: Plan, layout: LayoutDoc, mapping: Mapping
+) -> Iterator[tuple[str, str]]:
+    """The same for the mapping of a layout."""
+    if mapping.matrix:
+        rows = {axis: mapping.matrix.get(axis, []) for axis in AXES}
+        shapes = {axis: (len(row), math.prod(row)) for axis, row in rows.items()}
+        if shapes != {axis: (len(mapping.levels), getattr(layout, axis)) for axis in AXES}:
+            yield (
+                "mapping.matrix",
+                f"must have a factor of {', '.join(AXES)} for each of mapping.levels",
+            )
+    if mapping.ranks is not None:
+        cluster, per_node = plan.inputs.cluster, plan.inputs.cluster.gpus_per_node
+        gpus = layout.tp * layout.cp * layout.pp * layout.dp
+        nodes = len(cluster.nodes) or -(-cluster.gpus // per_node)
+        are_places = (0 <= at < nodes and 0 <= gpu < per_node for at, gpu in mapping.ranks)
+        if len(mapping.ranks) != gpus or not all(are_places):
+            yield "mapping.ranks", f"must be {gpus} places, of {nodes} nodes of {per_node} GPUs"
+
+
 def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) where parts of a plan that was edited by hand do not fit together."""
     layout, inputs, predicted, mapping = plan.layout, plan.inputs, plan.predicted, plan.mapping
@@ -243,14 +264,8 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
             )
         if not predicted.step_time_s > 0 or not predicted.breakdown_s:
             yield "predicted", "must have a step time above 0 and its parts"
-    if mapping is not None and mapping.matrix:
-        rows = {axis: mapping.matrix.get(axis, []) for axis in AXES}
-        shapes = {axis: (len(row), math.prod(row)) for axis, row in rows.items()}
-        if shapes != {axis: (len(mapping.levels), getattr(layout, axis)) for axis in AXES}:
-            yield (
-                "mapping.matrix",
-                f"must have a factor of {', '.join(AXES)} for each of mapping.levels",
-            )
+    if mapping is not None:
+        yield from _mapping_contradictions(plan, layout, mapping)
 
 
 # Where the groups of a plan document lie, as the cost model reads it.

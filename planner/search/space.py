@@ -40,6 +40,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Axis
+from meshwright.model_specs.parameters import active_parameter_count
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import divides_into, divisors
 from meshwright.planner.mapping.problem import FloatArray, IntArray
@@ -58,12 +59,14 @@ def even_virtual_stages(
     *,
     empty_ends: bool = False,
     begins: tuple[int, ...] = (),
+    head_layers: int = 1,
 ) -> tuple[int, ...]:
     """One, and the numbers of virtual stages that deal the layers out evenly.
 
-    Embedding, head or MTP modules may count as a layer each. With `empty_ends` the first and the last stage
-    may have no other. With `begins` (`ModelSpec.stage_begins`) runs of layers from one begin to the next are
-    dealt out, of which shorter ones may count as less.
+    Embedding and MTP modules may count as a layer each, the head as `head_layers`, as far as the first and
+    the last stage have room for them; with `empty_ends` these two may have no other. With `begins`
+    (`ModelSpec.stage_begins`) runs of layers from one begin to the next are dealt out, of which shorter ones
+    may count as less.
 
     Parameters
     ----------
@@ -71,6 +74,8 @@ def even_virtual_stages(
         Pipeline ranks, at least 2.
     layers, mtp_layers
         Of the model.
+    head_layers
+        Layers that take about as long as the head.
 
     Returns
     -------
@@ -81,8 +86,32 @@ def even_virtual_stages(
     runs = len(begins) or layers
     totals = range(-(-layers // longest) if begins else runs, runs + 3 + mtp_layers)
     most = (runs + (2 if empty_ends else 0)) // pp
-    several = (v for v in range(2, most + 1) if any(total % (pp * v) == 0 for total in totals))
+    kept = 0 if empty_ends else 1
+
+    def is_even_but_for_ends(v: int) -> bool:
+        """Whether what full stages miss is no more than the ends may lack, in rows that are searched."""
+        height = -(-runs // (pp * v))
+        may_lack = min(1 + head_layers + mtp_layers, 2 * (height - kept))
+        return pp * v * height - runs <= may_lack and v * height <= -(-runs // pp) + 2
+
+    several = (
+        v
+        for v in range(2, most + 1)
+        if any(total % (pp * v) == 0 for total in totals) or is_even_but_for_ends(v)
+    )
     return 1, *several
+
+
+def layers_as_head(model: ModelSpec) -> int:
+    """Mean layers that multiply a token with about as many parameters as the head; at least 1.
+
+    >>> from meshwright.model_specs.reader import load_catalog_model
+    >>> [layers_as_head(load_catalog_model(name)) for name in ("llama-2-70b", "llama-3.2-3b")]
+    [1, 4]
+    """
+    head = model.vocab * model.hidden
+    layers = active_parameter_count(model, input_embedding=False) - head
+    return max(1, -(-head * model.layers // layers))
 
 
 @lru_cache(maxsize=4096)
@@ -242,6 +271,7 @@ class Space:
                 model.mtp_layers,
                 empty_ends=empty_ends,
                 begins=model.stage_begins,
+                head_layers=layers_as_head(model),
             )
         return counts if self.vpp is None else tuple(v for v in counts if v in self.vpp)
 

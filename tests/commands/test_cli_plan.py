@@ -211,6 +211,8 @@ def test_a_plan_that_is_none_is_refused_by_name(
         ("predicted", {"memory_gib": []}, "predicted.memory_gib"),
         ("predicted", {"breakdown_s": {}}, "predicted"),
         ("mapping", {"matrix": {"tp": [8]}}, "mapping.matrix"),
+        ("mapping", {"ranks": [[0, gpu] for gpu in range(7)]}, "mapping.ranks"),
+        ("mapping", {"ranks": [[node, 8] for node in range(16)]}, "mapping.ranks"),
         ("inputs", {"gpus": 1_048_576}, "layout"),
     ],
 )

@@ -299,6 +299,10 @@ def test_traffic_counts_the_blocks_that_send() -> None:
         ({"ffn_hidden": 0}, "ffn_hidden must be at least 1"),
         ({"hybrid_pattern": None}, "needs hybrid_pattern or mamba_beside_attention"),
         ({"mamba_beside_attention": True}, "has no use with hybrid_pattern"),
+        (
+            {"mamba_beside_attention": True, "mamba": None, "hybrid_pattern": None},
+            "mamba_beside_attention needs mamba",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -133,10 +133,11 @@ def _mixed_plan() -> list[Seed]:
     result = meshwright.plan_mixed(
         "gpt2-xl",
         cluster=MixedClusterSpec(parts=tuple(parts)),
-        global_batch=16,
+        global_batch=64,
         seq_len=1024,
-        pin="tp=2,micro_batch=1",
+        pin="tp=1,micro_batch=1",
     )
+    assert len(result.document.runs_on) == len(parts)
     return [("mixed_plan.yaml", mixed_text(result.document).encode())]
 
 

@@ -105,8 +105,11 @@ def test_the_batch_is_always_whole() -> None:
 
 
 def test_virtual_stages_deal_layers_evenly() -> None:
-    # 32 layers on 4 ranks: 2, 4 and 8 divide; with head or embedding counted 33 and 34 layers add none.
-    assert space().virtual_stages(4) == (1, 2, 4, 8)
+    # 32 layers on 4 ranks: 2, 4 and 8 divide; with embedding and a head of three layers 36 add 3.
+    assert space().virtual_stages(4) == (1, 2, 3, 4, 8)
+    assert space("llama-2-7b").virtual_stages(4) == (1, 2, 4, 8)
+    # 61 layers and a head of three: 32 stages of two layers but for the ends.
+    assert space("kimi-k2", gpus=64).virtual_stages(8) == (1, 2, 4)
     # Llama 3 405B, 126 layers on 16 ranks: as 128 with embedding and head (arXiv 2407.21783, 3.3.2).
     assert space("llama-3.1-405b", gpus=64).virtual_stages(16) == (1, 2, 4, 8)
     assert space().virtual_stages(1) == (1,)
@@ -121,7 +124,7 @@ def test_any_number_of_virtual_stages_is_planned_of_unlike_layers() -> None:
     for gpus in (16, 64):
         assert space(hybrid, gpus=gpus).virtual_stages(4) == tuple(range(1, 14))
     assert space(hybrid, gpus=64).virtual_stages(64) == (1,)
-    assert plainest(space(hybrid, gpus=16)).virtual_stages(4) == (1, 13)
+    assert plainest(space(hybrid, gpus=16)).virtual_stages(4) == (1, 2, 3, 13)
 
 
 @pytest.mark.parametrize(
