@@ -826,7 +826,7 @@ def _words(overrides: Mapping[str, str]) -> Iterator[str]:
     if overrides.get(_SUMS) == "false":
         flags[MEGATRON_ARGUMENTS["narrow_sums"].flag] = "true"
     for flag, value in flags.items():
-        if value == "false":
+        if value in ("false", "null"):
             continue
         yield flag
         if value != "true":
