@@ -446,7 +446,9 @@ def from_megatron(
         assumed.append(
             f"no --vocab-size: {GPT2_VOCAB:,} tokens are assumed, as GPT-2 has; --with model=... tells"
         )
-    if settings["seq_len"] < 1:
+    if settings["seq_len"] < 1 and not sized:
+        del settings["seq_len"]
+    elif settings["seq_len"] < 1:
         raise said.error("seq_len", "is needed for the price of a step")
     dealing = _dealing(said, settings)
     said["token_mean_loss"]
