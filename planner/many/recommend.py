@@ -107,6 +107,8 @@ class SizedPlan:
     row: Mapping[str, Any]
     """As in the results of a batch."""
     files: Mapping[str, str]
+    rack_gpus: int | None = None
+    """GPUs of an NVLink domain of several nodes; None where a domain is a node."""
     headroom_gib: float | None = None
     """HBM that the plan leaves free on its fullest GPU; None without a plan. Of unlike parts the least HBM
     counts."""
@@ -549,6 +551,7 @@ class _SizePlanner:
         prices = [(budget.price(part), gpus) for part, gpus in parts]
         usd_per_h = sum(nan if price is None else price * gpus for price, gpus in prices)
         hbm_gib = min(part.device.hbm_gib for part, _ in parts)
+        domain, node = parts[0][0].nvlink_domain, parts[0][0].gpus_per_node
         self._plans[task] = SizedPlan(
             cluster=name,
             gpus=size,
@@ -556,5 +559,6 @@ class _SizePlanner:
             usd_per_h=None if isnan(usd_per_h) else usd_per_h,
             row=row,
             files=result["files"],
+            rack_gpus=domain if len(parts) == 1 and domain > node else None,
             headroom_gib=None if peak_gib is None else hbm_gib - peak_gib,
         )

@@ -240,9 +240,12 @@ def _verdict(answer: Recommendation, target_s: float) -> list[str]:
         best = answer.reached[0]
         price = "" if best.usd_per_h is None else f", {best.usd_per_h:,.2f} USD an hour"
         through = f", on {best.row['runs_on']}" if best.row.get("runs_on") else ""
-        sentences.append(
-            f"{counted(best.gpus, 'GPU')} of {best.cluster}{through}{price}: {_speed(best)}."
-        )
+        racks = ""
+        if best.rack_gpus is not None:
+            domains = counted(-(-best.gpus // best.rack_gpus), "NVLink domain")
+            racks = f" in {domains} of {best.rack_gpus}"
+        gpus = f"{counted(best.gpus, 'GPU')} of {best.cluster}{racks}"
+        sentences.append(f"{gpus}{through}{price}: {_speed(best)}.")
         sentences += _cost(best)
         sentences.append(_fewest(answer, best))
     for point in answer.missed:

@@ -249,6 +249,23 @@ def test_what_cannot_be_answered_says_so(kept: Path, more: list[str], code: int,
     assert part in done.output
 
 
+def test_racks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of NVL72 one orders racks, not GPUs."""
+
+    def planned(fields: dict[str, Any], _: str | None) -> dict[str, Any]:
+        figures = {"lower_bound_s": 1e3 / fields["gpus"], "tokens_per_s": 1e5, "mfu": 0.1}
+        row = {"status": "optimal", "step_time_s": 1e3 / fields["gpus"], "tp": 8, "pp": 1, "dp": 4}
+        return {"row": {**row, **figures, "message": ""}, "files": {}}
+
+    monkeypatch.setattr("meshwright.planner.many.recommend.do_job", planned)
+    for cluster, words in (("gb200-nvl72", " in 2 NVLink domains of 72: "), ("dgx-h100", ": ")):
+        request = SizeRequest(
+            model="llama-3-8b", clusters=(cluster,), plan=PLAN, most_gpus=288, step_time_s=1e3 / 104
+        )
+        (first, *_) = recommend_view(plan_sizes(request, quiet))
+        assert f"104 GPUs of {cluster}{words}" in str(first)
+
+
 def test_a_kind_of_node_needs_a_limit(kept: Path) -> None:
     with pytest.raises(InputError, match="the most that may be taken"):
         plan_sizes(wish(kept, most_gpus=None), quiet)
