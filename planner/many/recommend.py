@@ -21,7 +21,7 @@ from meshwright.cluster_specs.reader import (
 )
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
-from meshwright.documents import csv_text, frame_of
+from meshwright.documents import csv_text, frame_of, validated
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.drawing import Chart, LogScale, empty_chart, seconds
 from meshwright.planner.many.batch import do_job, local_engine
@@ -185,7 +185,9 @@ class Recommendation:
     def front(self) -> tuple[SizedPlan, ...]:
         """Plans of the sweep that no other beats (the Pareto front)."""
         return tuple(
-            plan for plan in self.sweep if not any(other.beats(plan) for other in self.sweep)
+            plan
+            for plan in self.sweep
+            if plan.has_plan and not any(other.beats(plan) for other in self.sweep)
         )
 
 
@@ -536,7 +538,7 @@ class _SizePlanner:
             "name": "size",
             "reserve_gib": plan.get("reserve_gib", 0.0) + reserve_gib,
         }
-        return JobDoc.model_validate(fields).model_dump(mode="json")
+        return validated(JobDoc, fields, "options").model_dump(mode="json")
 
     def _keep(self, task: _Task, result: Mapping[str, Any]) -> None:
         name, size, reserve_gib = task

@@ -285,10 +285,13 @@ def _fewest(answer: Recommendation, best: SizedPlan) -> str:
     return f"{fewer}, {words}: that they cannot reach it is not proven."
 
 
+_NO_TIME = "the time limit came first"
+
+
 def _speed(point: SizedPlan) -> str:
     row = point.row
     if not point.has_plan:
-        return f"no plan ({row['message'] or 'the time limit came first'})"
+        return f"no plan ({row['message'] or _NO_TIME})"
     rate = f"{row['tokens_per_s']:,.0f} tokens/s"
     return f"{seconds(point.step_time_s)} a step, {rate}, MFU {percent(row['mfu'])}, {row_layout_text(row)}"
 
@@ -325,7 +328,7 @@ def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Tab
 
 def _first_part(row: Row) -> str:
     """The reason why there is no plan, without what would be allowed."""
-    return str(row["message"]).split(";")[0]
+    return str(row["message"]).split(";")[0] or _NO_TIME
 
 
 # A sweep of plans as one table, as CSV and as a picture.
