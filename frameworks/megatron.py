@@ -290,6 +290,32 @@ Other fields of the recipe's model are called like Megatron-LM's flags. Those of
 of `ddp` and `model` (megatron/bridge/training/comm_overlap.py). Read in megatron-bridge 0.6.2."""
 
 
+_UNSET = "null"
+BRIDGE_RESETS = {
+    "model.virtual_pipeline_model_parallel_size": _UNSET,
+    "model.pipeline_model_parallel_layout": _UNSET,
+    "model.num_layers_in_first_pipeline_stage": _UNSET,
+    "model.num_layers_in_last_pipeline_stage": _UNSET,
+    "model.account_for_embedding_in_pipeline_split": "false",
+    "model.account_for_loss_in_pipeline_split": "false",
+    "model.recompute_granularity": _UNSET,
+    "model.recompute_method": _UNSET,
+    "model.recompute_num_layers": _UNSET,
+    "model.recompute_modules": _UNSET,
+    "model.cuda_graph_scope": _UNSET,
+    "model.cuda_graph_impl": "none",
+    "model.cuda_graph_modules": _UNSET,
+    "model.cp_comm_type": _UNSET,
+    "model.hierarchical_context_parallel_sizes": _UNSET,
+    "model.fine_grained_activation_offloading": "false",
+    "model.offload_modules": _UNSET,
+    "optimizer.optimizer_cpu_offload": "false",
+}
+"""What a plan that says nothing of a field does without, and a recipe may have: that of Qwen3-30B-A3B on H100
+recomputes every layer, which a plan's overlap of the experts' all-to-all does not start beside
+(megatron/bridge/recipes/qwen/h100/qwen3_moe.py; megatron/core/transformer/transformer_config.py)."""
+
+
 _SWIFT_WORDS = (
     "tp pp cp sequence_parallel layout ep etp overlap.tp cp_comm loss_fusion dispatcher micro_batch "
     "global_batch recompute recompute_method recompute_layers recompute_modules bf16 fp16 fp8_format "

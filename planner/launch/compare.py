@@ -47,7 +47,7 @@ from meshwright.planner.plan.document import Plan, ScriptDiff, ScriptEdit, with_
 from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.runs.launches.command_line import CommandLine, words_of
 from meshwright.planner.runs.launches.launch_run import LaunchRun
-from meshwright.planner.runs.launches.megatron import is_recipe_name
+from meshwright.planner.runs.launches.megatron import are_overrides, is_recipe_name
 from meshwright.planner.runs.launches.reader import launch_document, launch_of_text, run_of_inputs
 from meshwright.planner.runs.launches.torchtitan import OLD_NAMES, is_toml
 from meshwright.planner.runs.launches.trainers import swift_command
@@ -615,9 +615,7 @@ def _subject(flag: str) -> str:
 
 _ARGUMENTS = ("megatron_args.json", "torchtitan_args.json")
 _DOCUMENTS = ("ds_config.json", "accelerate.yaml")
-_BY_SWIFT = (
-    "`launch --target ms-swift` of the plan's file writes the script and its fields for the plan"
-)
+_BY_TARGET = "`launch --target {}` of the plan's file writes the plan's"
 _OTHER_KIND = "the plan's files are of another kind: -o DIR writes them"
 
 
@@ -670,8 +668,9 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
         return ScriptDiff(note=note)
     document = launch_document(path, text)
     by_swift = document is None and swift_command(words_of(text, str(path))) is not None
+    target = "ms-swift" if by_swift else "bridge" if are_overrides(document) else None
     try:
-        files = plan_files(plan, "ms-swift" if by_swift else None)
+        files = plan_files(plan, target)
     except InfeasibleError as error:
         return ScriptDiff(note=str(error))
     if isinstance(document, dict):
@@ -680,7 +679,7 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
     if wanted is None:
         fields = path.with_suffix(".yaml") if by_swift else path
         is_own = files.get(path.name) == text and _is_written(fields, files)
-        reason = _BY_SWIFT if by_swift else unlaunched(plan.inputs) or _OTHER_KIND
+        reason = _BY_TARGET.format(target) if target else unlaunched(plan.inputs) or _OTHER_KIND
         return ScriptDiff(note="" if is_own else reason)
     diff = ScriptChange(path, text, plan, json.loads(wanted)).diff()
     exports = [

@@ -16,6 +16,7 @@ from meshwright.frameworks.megatron import (
     ADAPTER_RANK,
     BRIDGE_MODULES,
     BRIDGE_OVERRIDES,
+    BRIDGE_RESETS,
     DELTA_NET,
     LLAMA3_FACTOR,
     MEGATRON,
@@ -55,6 +56,7 @@ from meshwright.planner.launch.writer import (
     json_file,
     legal_launch,
     model_fields,
+    nccl_env,
     notes_of,
     said_of_degrees,
 )
@@ -808,7 +810,7 @@ def _numbers(launch: Launch) -> Said:
 def bridge_overrides(plan: Plan) -> list[str]:
     """Overrides for a recipe of the same model. Raises InfeasibleError if Megatron or Bridge would refuse it.
 
-    The architecture is the recipe's own: only what the plan decided is set.
+    The architecture is the recipe's own. What the plan decided is set, what it does without taken back.
 
     Parameters
     ----------
@@ -838,7 +840,10 @@ def bridge_overrides(plan: Plan) -> list[str]:
         said["expert_overlap"] = launch.execution.ep_overlap
     if not launch.execution.dp_overlap:
         said["bucket_parameters"] = None
-    values = {name: said[word] for name, word in BRIDGE_OVERRIDES if said.get(word) is not None}
+    values: dict[str, object] = {
+        name: said[word] for name, word in BRIDGE_OVERRIDES if said.get(word) is not None
+    }
+    values |= {name: value for name, value in BRIDGE_RESETS.items() if name not in values}
     values |= _bridge_adapters(launch.inputs)
     if launch.execution.cuda_graph == "full":
         values["rerun_state_machine.check_for_nan_in_loss"] = False
@@ -847,8 +852,13 @@ def bridge_overrides(plan: Plan) -> list[str]:
 
 
 def bridge_files(plan: Plan) -> dict[str, str]:
-    """bridge_overrides.json: a list of overrides for the recipe's command line."""
-    return {"bridge_overrides.json": json_file(bridge_overrides(plan))}
+    """Overrides for the recipe's command line, and variables, which go before the recipe's own."""
+    overrides, launch = bridge_overrides(plan), legal_launch(plan, MEGATRON)
+    env = megatron_env(launch) | nccl_env(launch)
+    return {
+        "bridge_overrides.json": json_file(overrides),
+        "env.json": json_file(dict(sorted(env.items()))),
+    }
 
 
 # A plan as fields of ms-swift's `megatron sft`, which takes a model by its name and Megatron-LM's arguments.

@@ -185,7 +185,10 @@ def next_step(plan: Plan, directory: Path | None) -> str:
     return f"Next: {script}\n      (the first lines of that script say what to set)"
 
 
-_BRIDGE_NEXT = "hand the overrides of {file} to a Megatron-Bridge recipe of the same model"
+_BRIDGE_NEXT = (
+    "hand the overrides of {file} to a Megatron-Bridge recipe of the same model, "
+    "with env.json beside it as the environment"
+)
 
 
 def next_step_on_parts(result: MixedResult, directory: Path | None) -> str:

@@ -21,7 +21,7 @@ from meshwright.cluster_specs.reader import (
 )
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
-from meshwright.documents import csv_text, frame_of
+from meshwright.documents import csv_text, frame_of, validated
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.drawing import Chart, LogScale, empty_chart, seconds
 from meshwright.planner.many.batch import do_job, local_engine
@@ -107,6 +107,8 @@ class SizedPlan:
     row: Mapping[str, Any]
     """As in the results of a batch."""
     files: Mapping[str, str]
+    rack_gpus: int | None = None
+    """GPUs of an NVLink domain of several nodes; None where a domain is a node."""
     headroom_gib: float | None = None
     """HBM that the plan leaves free on its fullest GPU; None without a plan. Of unlike parts the least HBM
     counts."""
@@ -192,7 +194,9 @@ class Recommendation:
     def front(self) -> tuple[SizedPlan, ...]:
         """Plans of the sweep that no other beats (the Pareto front)."""
         return tuple(
-            plan for plan in self.sweep if not any(other.beats(plan) for other in self.sweep)
+            plan
+            for plan in self.sweep
+            if plan.has_plan and not any(other.beats(plan) for other in self.sweep)
         )
 
 
@@ -574,7 +578,7 @@ class _SizePlanner:
             "name": "size",
             "reserve_gib": plan.get("reserve_gib", 0.0) + reserve_gib,
         }
-        return JobDoc.model_validate(fields).model_dump(mode="json")
+        return validated(JobDoc, fields, "options").model_dump(mode="json")
 
     def _keep(self, task: _Task, result: Mapping[str, Any]) -> None:
         name, size, reserve_gib = task
@@ -589,6 +593,7 @@ class _SizePlanner:
         prices = [(budget.price(part), gpus) for part, gpus in parts]
         usd_per_h = sum(nan if price is None else price * gpus for price, gpus in prices)
         hbm_gib = min(part.device.hbm_gib for part, _ in parts)
+        domain, node = parts[0][0].nvlink_domain, parts[0][0].gpus_per_node
         self._plans[task] = SizedPlan(
             cluster=name,
             gpus=size,
@@ -596,5 +601,6 @@ class _SizePlanner:
             usd_per_h=None if isnan(usd_per_h) else usd_per_h,
             row=row,
             files=result["files"],
+            rack_gpus=domain if len(parts) == 1 and domain > node else None,
             headroom_gib=None if peak_gib is None else hbm_gib - peak_gib,
         )

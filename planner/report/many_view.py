@@ -268,9 +268,12 @@ def _verdict(answer: Recommendation, target_s: float) -> list[str]:
         best = answer.reached[0]
         price = "" if best.usd_per_h is None else f", {best.usd_per_h:,.2f} USD an hour"
         through = f", on {best.row['runs_on']}" if best.row.get("runs_on") else ""
-        sentences.append(
-            f"{counted(best.gpus, 'GPU')} of {best.cluster}{through}{price}: {_speed(best)}."
-        )
+        racks = ""
+        if best.rack_gpus is not None:
+            domains = counted(-(-best.gpus // best.rack_gpus), "NVLink domain")
+            racks = f" in {domains} of {best.rack_gpus}"
+        gpus = f"{counted(best.gpus, 'GPU')} of {best.cluster}{racks}"
+        sentences.append(f"{gpus}{through}{price}: {_speed(best)}.")
         sentences += _cost(best)
         sentences.append(_fewest(answer, best))
     for point in answer.missed:
@@ -310,10 +313,13 @@ def _fewest(answer: Recommendation, best: SizedPlan) -> str:
     return f"{fewer}, {words}: that they cannot reach it is not proven."
 
 
+_NO_TIME = "the time limit came first"
+
+
 def _speed(point: SizedPlan) -> str:
     row = point.row
     if not point.has_plan:
-        return f"no plan ({row['message'] or 'the time limit came first'})"
+        return f"no plan ({row['message'] or _NO_TIME})"
     rate = f"{row['tokens_per_s']:,.0f} tokens/s"
     return f"{seconds(point.step_time_s)} a step, {rate}, MFU {percent(row['mfu'])}, {row_layout_text(row)}"
 
@@ -350,7 +356,7 @@ def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Tab
 
 def _first_part(row: Row) -> str:
     """The reason why there is no plan, without what would be allowed."""
-    return str(row["message"]).split(";")[0]
+    return str(row["message"]).split(";")[0] or _NO_TIME
 
 
 # A sweep of plans as one table, as CSV and as a picture.

@@ -135,6 +135,30 @@ def test_bridge_overrides() -> None:
     assert "model.sequence_parallel=false" in texts
 
 
+def test_bridge_overrides_take_back_what_a_plan_does_without() -> None:
+    """Over the recipe of Qwen3-30B-A3B on H100 a plan without recomputation was run with all of it, or, with
+    an overlapped all-to-all, not at all.
+    """
+    plain = bridge_overrides(make_plan("qwen3-30b-a3b", dp=16, ep=8, pp=1))
+    names = [text.partition("=")[0] for text in plain]
+    assert len(names) == len(set(names))
+    assert {
+        "model.recompute_granularity=null",
+        "model.recompute_method=null",
+        "model.recompute_num_layers=null",
+        "model.virtual_pipeline_model_parallel_size=null",
+        "model.pipeline_model_parallel_layout=null",
+        "model.cuda_graph_scope=null",
+    } <= set(plain)
+    full = bridge_overrides(
+        make_plan(pp=2, vpp=2, dp=2, num_micro_batches=4, recompute="full", recompute_layers=10**6)
+    )
+    assert "model.recompute_granularity=full" in full
+    assert "model.virtual_pipeline_model_parallel_size=2" in full
+    assert "model.pipeline_model_parallel_layout=null" in full
+    assert "model.recompute_granularity=null" not in full
+
+
 @pytest.mark.parametrize(
     ("plan", "rule"),
     [

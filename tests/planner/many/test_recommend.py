@@ -228,6 +228,10 @@ def test_the_command_writes_table_picture_and_plan(kept: Path, tmp_path: Path) -
         (["--gpus", "16", "--step-time", "1", "--tokens-per-s", "1"], 2, "one target"),
         (["--gpus", "16", "--step-time", "0"], 2, "more than 0"),
         (["--gpus", "16", "--tokens-per-s", "1e30"], 2, "below 1e18"),
+        (["--gpus", "16", "--step-time", "9", "--time-limit", "nan"], 2, "time_limit: "),
+        (["--gpus", "16", "--step-time", "9", "--seq-len", "0"], 2, "seq_len: "),
+        (["--gpus", "16", "--step-time", "9", "--time-limit", "0", "--no-cache"], 3, "came before"),
+        (["--gpus", "16", "--time-limit", "0", "--no-cache"], 0, "the time limit came first"),
         (["--gpus", "16", "--sizes", "8,x"], 2, "'x'"),
         (["--gpus", "16", "--sizes", "0"], 2, "choose 1 to"),
         (["--gpus", "16", "--pin", "tq=1", "--step-time", "9"], 2, "'tq' is not known"),
@@ -247,6 +251,23 @@ def test_what_cannot_be_answered_says_so(kept: Path, more: list[str], code: int,
     done = CliRunner().invoke(main, [*line, "--cache", str(kept), "--workers", "1", *more])
     assert done.exit_code == code, done.output
     assert part in done.output
+
+
+def test_racks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of NVL72 one orders racks, not GPUs."""
+
+    def planned(fields: dict[str, Any], _: str | None) -> dict[str, Any]:
+        figures = {"lower_bound_s": 1e3 / fields["gpus"], "tokens_per_s": 1e5, "mfu": 0.1}
+        row = {"status": "optimal", "step_time_s": 1e3 / fields["gpus"], "tp": 8, "pp": 1, "dp": 4}
+        return {"row": {**row, **figures, "message": ""}, "files": {}}
+
+    monkeypatch.setattr("meshwright.planner.many.recommend.do_job", planned)
+    for cluster, words in (("gb200-nvl72", " in 2 NVLink domains of 72: "), ("dgx-h100", ": ")):
+        request = SizeRequest(
+            model="llama-3-8b", clusters=(cluster,), plan=PLAN, most_gpus=288, step_time_s=1e3 / 104
+        )
+        (first, *_) = recommend_view(plan_sizes(request, quiet))
+        assert f"104 GPUs of {cluster}{words}" in str(first)
 
 
 def test_a_kind_of_node_needs_a_limit(kept: Path) -> None:

@@ -11,6 +11,7 @@ from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.launch.compare import compare
 from meshwright.planner.launch.megatron import bridge_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
@@ -132,3 +133,27 @@ def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(json.dumps(words), encoding="utf-8")
     with pytest.raises(InputError, match="is no module that plans know, got 'lm_head'"):
         list(price_launch(tmp_path / NAME, ["cluster=dgx-h100", "gpus=8", "model=qwen3-8b"]))
+
+
+def test_overrides_are_a_baseline(tmp_path: Path) -> None:
+    """A plan beside its own overrides ended in the advice to name the model, which only `estimate` takes."""
+    plan = fastest_plan(request(pins={"tp": 2, "pp": 1, "cp": 1, "micro_batch": 1}))
+    own = tmp_path / NAME
+    own.write_text(bridge_files(plan)[NAME], encoding="utf-8")
+    baseline = compare(plan, own).baseline
+    assert baseline is not None
+    assert baseline.diff is not None
+    assert (baseline.verdict, baseline.diff.note) == ("optimal", "")
+    assert not baseline.remarks
+    words = [word for word in json.loads(own.read_text()) if "seq_length" not in word]
+    own.write_text(json.dumps([*words, "model.recompute_granularity=full"]), encoding="utf-8")
+    other = compare(plan, own).baseline
+    assert other is not None
+    assert other.diff is not None
+    assert "launch --target bridge" in other.diff.note
+    own.write_text(json.dumps(words[:3]), encoding="utf-8")
+    partly = compare(plan, own).baseline
+    assert partly is not None
+    assert any("the recipe may have it otherwise" in words for words in partly.remarks)
+    with pytest.raises(InputError, match="add --with seq_len=... --with global_batch"):
+        list(price_launch(own, ["cluster=dgx-h100", "gpus=16", "model=llama-3-8b"]))
