@@ -21,6 +21,7 @@ from meshwright.frameworks.megatron import (
     ADAPTER_RANK,
     BRIDGE_MODULES,
     BRIDGE_OVERRIDES,
+    BRIDGE_RESETS,
     DELTA_NET,
     LLAMA3_FACTOR,
     MEGATRON,
@@ -719,6 +720,9 @@ FREEZES = ("model.freeze_vision_model", "model.freeze_vision_projection")
 _OF_ADAPTERS = (ADAPTER_RANK, ADAPTED_MODULES, SHARES_EXPERT_ADAPTERS)
 READ_APART = (*FREEZES, *_OF_ADAPTERS)
 """Overrides of what is trained."""
+_OF_THE_RECIPE = (
+    "what the overrides leave out is priced as Megatron-LM has it: the recipe may have it otherwise"
+)
 _FEED_FORWARDS = ("linear_fc1", "linear_fc2")
 _INSIDE = dict(zip(_FEED_FORWARDS, _FEED_FORWARDS, strict=True)) | {
     f"*.{place}.{name}": EXPERTS if place == "experts" else matrix
@@ -778,7 +782,11 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
     usual = dict.fromkeys(FREEZES, False)
     images = image_fields(switches, usual, (), has_adapters=False)
     unread = (*run.unread, *not_read)
-    return LaunchRun(settings=settings, model=run.model, unread=unread, images=images)
+    # Those that a plan writes leave out nothing that it decides.
+    remarks = () if BRIDGE_RESETS.keys() <= said.keys() else (_OF_THE_RECIPE,)
+    return LaunchRun(
+        settings=settings, model=run.model, unread=unread, images=images, remarks=remarks
+    )
 
 
 def _adapters(said: Mapping[str, str], where: str) -> dict[str, Any] | None:

@@ -144,11 +144,16 @@ def test_overrides_are_a_baseline(tmp_path: Path) -> None:
     assert baseline is not None
     assert baseline.diff is not None
     assert (baseline.verdict, baseline.diff.note) == ("optimal", "")
+    assert not baseline.remarks
     words = [word for word in json.loads(own.read_text()) if "seq_length" not in word]
     own.write_text(json.dumps([*words, "model.recompute_granularity=full"]), encoding="utf-8")
     other = compare(plan, own).baseline
     assert other is not None
     assert other.diff is not None
     assert "launch --target bridge" in other.diff.note
-    with pytest.raises(InputError, match="does not say seq_len: add --with seq_len"):
+    own.write_text(json.dumps(words[:3]), encoding="utf-8")
+    partly = compare(plan, own).baseline
+    assert partly is not None
+    assert any("the recipe may have it otherwise" in words for words in partly.remarks)
+    with pytest.raises(InputError, match="does not say seq_len"):
         list(price_launch(own, ["cluster=dgx-h100", "gpus=16", "model=llama-3-8b"]))
