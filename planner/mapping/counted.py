@@ -479,7 +479,7 @@ def _rank_orders(cluster: ClusterSpec, layout: Layout) -> Iterator[IntArray]:
     nested = [_nested_positions(degrees, order) for order in orders]
     yield from _stages_on_nodes(free_gpus_of(cluster), layout)
     for run in free_gpus_of(cluster).runs(
-        tp, world // tp, slot_sizes(cluster, replace(layout, etp=1))
+        tp, world // tp, slot_sizes(cluster, replace(layout, etp=1, ep=1))
     ):
         yield from (run.gpus[positions] for positions in nested)
         yield from (run.gpus[positions] for positions in _matrix_positions(degrees, run))

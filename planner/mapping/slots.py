@@ -521,6 +521,8 @@ def whole_groups_in(layout: Layout, inside: Inside) -> int:
 def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
     """GPUs that a slot may have, largest first: a node, a part of one, or the nodes of a tensor group.
 
+    Where expert groups do not fill the nodes of tensor groups, the nodes that both fill are one slot.
+
     Parameters
     ----------
     cluster
@@ -530,17 +532,19 @@ def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
     """
     per_node, world = cluster.gpus_per_node, int(layout.gpus)
     group = lcm(int(layout.tp), int(layout.etp))
+    sizes: Sequence[int] = range(per_node, group - 1, -1)
     if group > per_node:
-        return [group] if group % per_node == 0 else []
-    sizes = []
-    for size in range(per_node, group - 1, -1):
+        both = lcm(group, int(layout.expert_group))
+        sizes = [size for size in (group, both) if size % per_node == 0]
+    fitting = []
+    for size in sizes:
         if size % group == 0 and world % size == 0:
             try:
                 inside_slot(layout, size)
             except InfeasibleError:
                 continue
-            sizes.append(size)
-    return sizes
+            fitting.append(size)
+    return fitting if group <= per_node else fitting[:1]
 
 
 def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int = 0) -> Instance:

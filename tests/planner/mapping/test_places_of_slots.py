@@ -17,7 +17,7 @@ from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.mapping.counted import counted_placement
 from meshwright.planner.mapping.effective import placement_of
 from meshwright.planner.mapping.joint import choice_instance
-from meshwright.planner.mapping.slots import inside_slot, ranks_of
+from meshwright.planner.mapping.slots import inside_slot, ranks_of, slot_sizes
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 
@@ -111,3 +111,11 @@ def test_a_plan_whose_expert_groups_fill_one_and_a_half_tensor_groups() -> None:
     assert plan.status == "optimal"
     assert plan.layout is not None
     assert (plan.layout.dp, plan.layout.ep) == (3, 6)
+
+
+def test_tensor_groups_of_several_nodes_share_slots_with_expert_groups_beside_them() -> None:
+    """Three tensor groups of two nodes hold four expert groups of six: all six nodes are one slot then."""
+    cluster = on_leaves([0] * 7 + [1] * 5, per_node=4)
+    assert slot_sizes(cluster, Layout(tp=8, dp=3, ep=6)) == [24]
+    assert slot_sizes(cluster, Layout(tp=8, dp=4, ep=16)) == [8]
+    assert slot_sizes(cluster, Layout(tp=8, dp=3)) == [8]
