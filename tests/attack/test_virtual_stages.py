@@ -71,7 +71,8 @@ def test_a_head_of_several_layers_may_shorten_the_last_stages() -> None:
 @pytest.mark.soak
 def test_no_pin_of_virtual_stages_beats_random_plans() -> None:
     end_s, number = time.monotonic() + ATTACK_S / 10, 1000 + SEED
-    faults, count = [], 0
+    faults: list[str] = []
+    count = 0
     while time.monotonic() < end_s or count < FEWEST:
         faults += beaten(drawn(number))
         count, number = count + 1, number + 1
