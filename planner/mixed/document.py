@@ -5,9 +5,10 @@ The same training runs on each of its parts, and something joins them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -646,7 +647,34 @@ def read_mixed_plan(path: str | PathLike[str]) -> MixedPlan:
             where=where,
             value=data.get("kind"),
         )
-    return validated(MixedPlan, data, where)
+    plan = validated(MixedPlan, data, where)
+    for field, what in _contradictions(plan):
+        raise InputError(what, where=f"{where}: {field}")
+    return plan
+
+
+def _contradictions(plan: MixedPlan) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) where parts of a pipeline that was edited by hand do not fit together."""
+    layout, layers = plan.layout, plan.inputs.model.layers
+    if layout is None or not plan.runs_on:
+        return
+    if plan.predicted is None or plan.execution is None:
+        yield "layout", "there is one, but no prediction or no execution of it"
+    names = [plan.cluster.name_of(part) for part in range(len(plan.cluster.parts))]
+    if not set(plan.runs_on) <= set(names) or [part for part, _ in plan.nodes] != plan.runs_on:
+        yield "runs_on", f"must be those of nodes, parts of the cluster: {', '.join(names)}"
+    if stage_gpus(layout) % layout.expert_group:
+        yield "layout.ep", "ep * etp must divide tp * cp * dp"
+    stages = layout.stages
+    if [len(rank) for rank in stages] != [1] * layout.pp or sum(map(sum, stages)) != layers:
+        yield (
+            "layout.stages",
+            f"must be {layout.pp} ranks (pp) of one stage, of {layers} layers together",
+        )
+    if [rank.rank for rank in plan.ranks] != list(range(layout.pp)):
+        yield "ranks", f"must be 0 to {layout.pp - 1}, one of each pipeline rank"
+    if [part for part, _ in groupby(rank.part for rank in plan.ranks)] != plan.runs_on:
+        yield "ranks", f"must run through {', '.join(plan.runs_on)} (runs_on), in turn"
 
 
 def read_mixed_answer(path: str | PathLike[str]) -> MixedPlan:

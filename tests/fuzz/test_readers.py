@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import ExitCode, MeshwrightError
+from meshwright.errors import ExitCode, InputError, MeshwrightError
 from tests.fuzz.hostile import NASTY_VALUES, hostile
 from tests.fuzz.readers import READERS, Reader
 from tests.soaked import examples
@@ -87,3 +88,20 @@ def test_hostile_files_are_answered_in_words(reader: Reader, tmp_path: Path) -> 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_many_hostile_files_are_answered_in_words(reader: Reader, tmp_path: Path) -> None:
     fuzzed(reader, tmp_path, CASES, repeatable="MESHWRIGHT_FUZZ_CASES" not in os.environ)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [("layout", {"stages": []}, "layout.stages"), ("ranks", [], "ranks")],
+)
+def test_a_pipeline_through_parts_that_contradicts_itself_is_refused(
+    tmp_path: Path, part: str, value: Any, words: str
+) -> None:
+    reader = next(each for each in READERS if each.name == "mixed plan")
+    name, data = reader.seeds[0]
+    document = yaml.safe_load(data)
+    document[part] = {**document[part], **value} if isinstance(value, dict) else value
+    path = tmp_path / name
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with pytest.raises(InputError, match=words):
+        reader.read(path)
