@@ -142,13 +142,13 @@ def profiles_of(workload: Workload, instance: Instance, *, by_stage: bool = Fals
         pods = _options(instance, pod_gpus, values) if pod_seen else [_unseen(instance)]
         if max(len(leaves), len(pods)) > MOST_PROFILES:
             continue
-        rows = _pairs(leaves, pods)
+        rows = _pairs(leaves, pods) if leaf_seen else np.argwhere(np.ones((1, len(pods))))
         unseen: list[tuple[int, int | None]] = [(int(instance.layout.ep), None)]
         experts = [
             _thinned(_experts(instance, free), values) if seen else unseen
             for free, seen in ((leaf_gpus, leaf_seen), (pod_gpus, pod_seen))
         ]
-        classes, is_joined = _stage_classes(experts[0], experts[1]), False
+        classes, is_joined = _stage_classes(experts[0], experts[1], leaf_seen=leaf_seen), False
         if not instance.stages_apart or len(classes) == 1:
             orders = _orders_of_alike(instance, len(classes))
         elif not by_stage:
@@ -233,14 +233,17 @@ class _StageClass(NamedTuple):
 
 
 def _stage_classes(
-    leaves: list[tuple[int, int | None]], pods: list[tuple[int, int | None]]
+    leaves: list[tuple[int, int | None]], pods: list[tuple[int, int | None]], *, leaf_seen: bool
 ) -> list[_StageClass]:
-    """Those that differ in price: what a leaf holds, its pod holds without being asked to. Least first."""
+    """Those that differ in price: what a leaf that prices see holds, its pod holds without being asked to.
+
+    Least first.
+    """
     return [
         _StageClass(leaf_ep, leaf_part, pod_ep, pod_part)
         for leaf_ep, leaf_part in leaves
         for pod_ep, pod_part in pods
-        if pod_ep == pods[0][0] or pod_ep > leaf_ep
+        if pod_ep == pods[0][0] or pod_ep > leaf_ep or not leaf_seen
     ]
 
 

@@ -17,6 +17,7 @@ from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.mapping.counted import counted_placement
 from meshwright.planner.mapping.effective import placement_of
 from meshwright.planner.mapping.joint import choice_instance
+from meshwright.planner.mapping.profiles import profiles_of
 from meshwright.planner.mapping.slots import inside_slot, ranks_of, slot_sizes
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
@@ -119,3 +120,21 @@ def test_tensor_groups_of_several_nodes_share_slots_with_expert_groups_beside_th
     assert slot_sizes(cluster, Layout(tp=8, dp=3, ep=6)) == [24]
     assert slot_sizes(cluster, Layout(tp=8, dp=4, ep=16)) == [8]
     assert slot_sizes(cluster, Layout(tp=8, dp=3)) == [8]
+
+
+def test_pods_are_told_apart_where_leaves_are_nodes() -> None:
+    """Four leaves of a node each in two pods: prices see no leaf, and a stage may have a pod to itself."""
+    cluster = on_leaves([0, 3, 1, 2])
+    pods = tuple(
+        node.model_copy(update={"pod": f"p{at in (0, 3)}"}) for at, node in enumerate(cluster.nodes)
+    )
+    sizes = (("leaf", 16, 1.0), ("pod", 32, 2.0), ("core", 64, 4.0))
+    levels = tuple(FabricLevelSpec(name=n, gpus=g, oversubscription=o) for n, g, o in sizes)
+    cluster = cluster.model_copy(update={"nodes": pods, "levels": levels})
+    run = request_of(cluster).workload()
+    layout = Layout(tp=1, cp=2, pp=2, dp=8, ep=8)
+    instance = choice_instance(run, layout, ((8,), (8,)))
+    placement = placement_of(run, instance, np.array([[0, 3], [2, 1]]))
+    profiles = profiles_of(run, instance)
+    assert placement.dp_cp.tolist() == [8, 16, 16]
+    assert np.any(np.all(profiles.placement.dp_cp >= placement.dp_cp, axis=1))
