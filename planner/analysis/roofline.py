@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,8 +213,11 @@ def network_roofline(
     InputError
         For sizes that are not above 0.
     """
-    if min(seq_len, gradient_bytes, peak_flops, *batches, *bytes_per_s.values()) <= 0:
-        raise InputError("must be above 0", where="--seq-len, --batch, --gradient-bytes")
+    sizes = (seq_len, gradient_bytes, peak_flops, *batches, *bytes_per_s.values())
+    if not all(0 < size < inf for size in sizes):
+        raise InputError(
+            "must be above 0, and finite", where="--seq-len, --batch, --gradient-bytes"
+        )
     if not 0 < efficiency < 1:
         raise InputError("must be above 0 and below 1", where="--efficiency", value=efficiency)
     rows = {

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import InfeasibleError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.parameters import attention_parameters, dense_mlp_parameters
-from meshwright.planner.analysis.roofline import plan_roofline, products_of_a_layer
+from meshwright.planner.analysis.roofline import (
+    network_roofline,
+    plan_roofline,
+    products_of_a_layer,
+)
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.report.calculators_view import roofline_view
 from meshwright.planner.request.reader import read_request
@@ -53,3 +57,9 @@ def test_a_plan_without_a_layout_has_no_roofs() -> None:
     plan = make_plan().model_copy(update={"layout": None})
     with pytest.raises(InfeasibleError, match="nothing is computed"):
         plan_roofline(plan)
+
+
+@pytest.mark.parametrize("size", [0.0, -2.0, float("inf"), float("nan")])
+def test_a_size_that_is_none_is_refused(size: float) -> None:
+    with pytest.raises(InputError, match="must be above 0, and finite"):
+        network_roofline(1e15, {"a": 1e9}, seq_len=8, batches=(1.0,), gradient_bytes=size)
