@@ -25,13 +25,13 @@ from meshwright.costmodel.calibration import (
 )
 from meshwright.costmodel.collectives import isolated_fabric
 from meshwright.costmodel.estimate import Stages
-from meshwright.costmodel.footprint import context_gib, stage_memory_gib
+from meshwright.costmodel.footprint import context_gib
 from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.documents import read_text
 from meshwright.errors import InputError
-from meshwright.planner.runs.prediction import arrangement
+from meshwright.planner.runs.prediction import arrangement, memory_of_ranks, peak_as_measured
 from meshwright.planner.runs.run_file import Run, read_runs
 
 STEP_NOISE = 0.05
@@ -70,15 +70,11 @@ class _Case:
         return float(np.asarray(exact_step(context, self.stages).seconds))
 
     def memory_gib(self, draft: Calibration | None) -> float:
-        """As the run measured it: of the first rank where only that was, with the context of the driver."""
-        measured = self.run.measured
-        peaks = stage_memory_gib(self.workload(draft), self.run.layout, self.stages)
-        peak = float(peaks.max())
-        if measured is not None and measured.first_rank:
-            peak = float(peaks[0])
-        if measured is not None and measured.from_driver:
-            peak += float(np.asarray(context_gib(self.run.layout)))
-        return peak
+        """As the run measured it; of a run without a measured peak, of its fullest rank."""
+        measured = self.run.measured if _peak_gib(self.run) is not None else None
+        layout = self.run.layout
+        parts = memory_of_ranks(self.workload(draft), layout, self.stages)
+        return peak_as_measured(parts, float(np.asarray(context_gib(layout))), measured)
 
 
 class Evidence:
