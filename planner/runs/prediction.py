@@ -221,9 +221,7 @@ def peak_as_measured(
     if measured is None:
         return max(sum(parts.values()) for parts in parts_gib)
     left_out = "fragmentation" if measured.allocated else ""
-    peaks_gib = [
-        sum(gib for name, gib in parts.items() if name != left_out) for parts in parts_gib
-    ]
+    peaks_gib = [sum(gib for name, gib in parts.items() if name != left_out) for parts in parts_gib]
     peak_gib = peaks_gib[0] if measured.first_rank else max(peaks_gib)
     return peak_gib + context_gib if measured.from_driver else peak_gib
 
