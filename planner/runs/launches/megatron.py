@@ -663,8 +663,8 @@ def _stages(said: Said, pp: int, layers: int) -> dict[str, Any]:
         vpp = layers // (pp * layers_per_chunk)
     first = line.integer("--decoder-first-pipeline-num-layers", 0)
     last = line.integer("--decoder-last-pipeline-num-layers", 0)
-    if pp > 1 and (first or last) and not vpp:
-        return {"stages": [[count] for count in _uneven_ends(layers, pp, first, last)]}
+    if pp > 1 and (first or last):
+        return _uneven_stages(_uneven_ends(layers, pp, first, last), max(vpp, 1), line.where)
     settings: dict[str, Any] = {"vpp": vpp} if vpp > 1 else {}
     if len(ends) == len(_END_SLOTS):
         for flag in ends:
@@ -686,6 +686,22 @@ def _chunk_stages(chunks: tuple[int, ...], pp: int, where: str) -> dict[str, Any
         raise InputError(f"has {len(chunks)} stages, which pp {pp} does not divide", where=where)
     stages = [list(chunks[rank::pp]) for rank in range(pp)]
     return {"vpp": len(chunks) // pp, "stages": stages}
+
+
+def _uneven_stages(ranks: list[int], vpp: int, where: str) -> dict[str, Any]:
+    """Stages of ranks whose virtual stages are alike.
+
+    Megatron refuses other numbers of layers (megatron/core/transformer/transformer_block.py,
+    get_num_layers_to_build).
+    """
+    uneven = [count for count in ranks if count % vpp]
+    if uneven:
+        what = (
+            f"has a pipeline stage of {uneven[0]} layers, which {vpp} virtual stages do not divide"
+        )
+        raise InputError(what, where=where)
+    settings: dict[str, Any] = {"stages": [[count // vpp] * vpp for count in ranks]}
+    return settings | ({"vpp": vpp} if vpp > 1 else {})
 
 
 def _uneven_ends(layers: int, pp: int, first: int, last: int) -> list[int]:
