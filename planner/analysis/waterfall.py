@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
@@ -236,7 +235,9 @@ class _Way:
 
     def _price(self, state: State) -> float | None:
         """Seconds of the plan's tokens; None where the state cannot be run."""
-        name = repr(sorted((key, _short(value)) for key, value in state.items()))
+        # Clusters of one name may differ: both ends hold theirs, and no other comes in between.
+        clusters = [setup.workload.cluster for setup in self._ends]
+        name = repr(sorted((state | {"cluster": clusters.index(state["cluster"])}).items()))
         if name not in self._seconds:
             setup = self._setup(state)
             seconds = None
@@ -342,11 +343,6 @@ def _layout(state: State) -> Layout | None:
     return layout if whole_experts else None
 
 
-def _short(value: Any) -> object:
-    """Something that stands for a value in the name of a state."""
-    return value.name if isinstance(value, ClusterSpec) else value
-
-
 def _words(key: str, before: State, after: State) -> str:
     """A change as it is written: `tp 8 -> 4, dp 8 -> 16`."""
     label = BY_NAME[key].title if key in BY_NAME else _LABELS.get(key, key.replace("_", " "))
@@ -355,6 +351,8 @@ def _words(key: str, before: State, after: State) -> str:
         return "layers of the stages as planned"
     if key == "mapping":
         return "ranks placed as planned"
+    if key == "cluster" and before[key].name == after[key].name:
+        return f"{before[key].name} as planned"
     if key not in (*AXES, "gpus"):
         return words
     first, last = _layout(before), _layout(after)
