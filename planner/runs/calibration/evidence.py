@@ -48,8 +48,8 @@ _STEP = 0.02
 class Benchmark:
     """A rate that a benchmark reached, over what the cost model takes for it with the shipped constants."""
 
-    factor: str
-    """One of `NAMES`."""
+    factors: tuple[str, ...]
+    """Of `NAMES`, those whose product the rate moves with."""
     ratio: float
     noise: float
     """Relative: a benchmark alone is not a training step."""
@@ -192,8 +192,8 @@ class Evidence:
             else:
                 slopes[: len(steps), index] = (self._step_errors(moved) - steps) / _STEP
         for row, mark in enumerate(self.benchmarks, start=len(steps) + len(memory)):
-            index = NAMES.index(mark.factor)
-            slopes[row, index] = PRIORS[mark.factor].spread
+            for name in mark.factors:
+                slopes[row, NAMES.index(name)] = PRIORS[name].spread
         return slopes / self.noise[:, None]
 
     def goal(self) -> Goal:
@@ -230,7 +230,8 @@ def _beyond_limit(case: _Case, calibration: Calibration) -> float:
 
 
 def _log_factor(mark: Benchmark, x: Floats) -> float:
-    return math.log(PRIORS[mark.factor].at(float(x[NAMES.index(mark.factor)])))
+    moved = (PRIORS[name].at(float(x[NAMES.index(name)])) for name in mark.factors)
+    return math.log(math.prod(moved))
 
 
 # What `meshwright calibrate` reads: run files, and logs of nccl-tests.
@@ -285,13 +286,16 @@ def _rates(logs: Sequence[Path], cluster: ClusterSpec) -> list[Benchmark]:
         level = levels.names.index(measured.level)
         links = isolated_fabric(cluster, measured.gpus, deduplicated=False).links
         rates = links.bytes_per_s
+        factors: tuple[str, ...] = ("network",) if level else ("scale_up",)
         if measured.collective == "alltoall":
             rates = links.all_to_all_bytes_per_s
+            # Inside a node exchanges have a factor of their own, on top of that of the links.
+            factors = factors if level else ("scale_up", "exchange")
         usual = float(rates[level]) / (float(levels.gb_per_s[level]) * 1e9)
         ratio = measured.attained_fraction / usual
         benchmarks.append(
             Benchmark(
-                factor="scale_up" if level == 0 else "network",
+                factors=factors,
                 ratio=ratio,
                 noise=_LOG_NOISE,
                 words=f"{measured.source}: {measured.bus_gb_per_s:.3g} GB/s over {measured.level}, "

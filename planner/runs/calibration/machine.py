@@ -542,7 +542,7 @@ class MachineReport:
         factors = self.calibration.factors
         return tuple(
             Benchmark(
-                factor=each.name,
+                factors=(each.name,),
                 ratio=float(getattr(factors, each.name)),
                 noise=MEASURED_BY[each.name][1],
                 words=each.sentence,
