@@ -35,7 +35,7 @@ from meshwright.planner.bounds.exact_cost import (
     Priced,
     worked_out,
 )
-from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
+from meshwright.planner.bounds.layer_split import ALL_LAYERS, balanced_stages, suiting_stages
 from meshwright.planner.bounds.mappings import Matrices, divides_into, mappings_of
 from meshwright.planner.mapping.counted import seconds_in_best_order
 from meshwright.planner.mixed.document import (
@@ -929,20 +929,24 @@ class _NearPipeline:
         parts, pp = len(self.request.parts), int(layout.pp)
         if pp < parts:
             return f"pp = {pp}, a pipeline through {parts} parts has a rank on each"
-        layers = self.request.layers
-        return f"pp = {pp}, the model has {layers} layers" if pp > layers else None
+        model = self.pipeline.plan.inputs.model
+        if pp <= model.most_stages:
+            return None
+        of_layers = f"the model has {model.layers} layers"
+        if model.stage_begins:
+            of_layers += f", at {model.most_stages} of which a stage may begin"
+        return f"pp = {pp}, {of_layers}"
 
     def _rule_fault(self, layout: Layout, execution: Execution) -> str | None:
         """The first rule of any part that a layout breaks however its layers are dealt out, in words."""
-        pp, layers = int(layout.pp), self.request.layers
-        counts = [layers // pp + (rank < layers % pp) for rank in range(pp)]
+        stages = _even_stages(self.pipeline, layout)
         full = bool(int(layout.recompute) & Recompute.FULL)
-        sized = replace(layout, recompute_layers=min(counts) if full else 0)
+        sized = replace(layout, recompute_layers=min(min(stages)) if full else 0)
         for index, part in enumerate(self.request.parts):
             finished = FinishedPlan(
                 workload=replace(part.workload(execution), gpus=int(layout.gpus)),
                 layout=sized,
-                stages=tuple((count,) for count in counts),
+                stages=stages,
                 memory_gib=(0.0,),
             )
             broken = next(findings(finished, without=ASKED_OF_PARTS), None)
@@ -979,17 +983,24 @@ def _priced(
     )
 
 
+def _even_stages(pipeline: Pipeline, layout: Layout) -> Stages:
+    """Layers of each rank, as even as where stages may begin lets them be."""
+    model = pipeline.plan.inputs.model
+    stages = balanced_stages(model.layers, int(layout.pp), 1, model.stage_begins)
+    assert stages is not None
+    return stages
+
+
 def _with_even_layers(pipeline: Pipeline) -> PartsNeighbour | None:
     """The pipeline with as many layers on each rank; None where it has its layers so, or not all ranks would
     have room.
     """
-    pp, layers = int(pipeline.layout.pp), pipeline.plan.inputs.model.layers
-    even = tuple((layers // pp + (rank < layers % pp),) for rank in range(pp))
+    even = _even_stages(pipeline, pipeline.layout)
     full = bool(int(pipeline.layout.recompute) & Recompute.FULL)
-    is_uniform = not full or layers % pp == 0
+    is_uniform = not full or len(set(even)) == 1
     if sorted(even) == sorted(pipeline.stages) or not is_uniform:
         return None
-    amount = min(int(pipeline.layout.recompute_layers), layers // pp)
+    amount = min(int(pipeline.layout.recompute_layers), *min(even))
     layout = replace(pipeline.layout, recompute_layers=amount)
     segments = [replace(each, part=replace(each.part, layout=layout)) for each in pipeline.segments]
     change = "as many layers on every rank"
