@@ -182,7 +182,7 @@ def product_under_roof(
 # Compute against the network: FLOP per byte of data parallelism beside the ridge point of every level.
 #
 # A step of N parameters on a rank takes 6 N tokens FLOP and moves each of N gradients twice, so that the
-# ratio depends on the tokens alone: CCR = 3 tokens / gradient bytes. Against the ridge CCR* = peak FLOP/s
+# ratio of a dense model depends on the tokens alone: CCR = 3 tokens / gradient bytes. Against the ridge CCR* = peak FLOP/s
 # over bytes/s it says what bounds the step.
 
 
@@ -299,7 +299,8 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
         `device`, `precision`, `peak_tflops`, `hbm_gb_per_s`, `memory_ridge_flop_per_byte`; `products`, each
         with `what`, its shape, FLOP per byte, what bounds it, attainable and attained TFLOP/s;
         `batch_of_a_rank`, sequences a step; and `network`, the ridge of every level that gradients cross,
-        with the regime at that batch, a quarter and four times of it (None where no gradients are sent).
+        with the regime at that batch, a quarter and four times of it (None where no gradients are sent);
+        a rank's work is that of the experts that its tokens choose, its gradients those of all it holds.
 
     Raises
     ------
@@ -387,15 +388,32 @@ def _network(plan: Plan, layout: LayoutDoc, peak: float) -> dict[str, Any] | Non
     if not crossed:
         return None
     rates = nominal_level_rates(plan.inputs.cluster)
-    constants = calibrated_constants(workload_of_plan(plan))
+    workload = workload_of_plan(plan)
     batch = _batch_of_a_rank(plan, layout)
-    return network_roofline(
+    sent_bytes = float(calibrated_constants(workload).framework.gradient_bytes)
+    document = network_roofline(
         peak,
         {name: rate for name, rate in rates.items() if name in crossed},
         seq_len=tokens_of_a_sample(plan.inputs),
         batches=[factor * batch for factor in BATCH_FACTORS],
-        gradient_bytes=float(constants.framework.gradient_bytes),
+        gradient_bytes=sent_bytes / _work_of_a_gradient(workload.model, layout),
     )
+    return document | {"gradient_bytes": sent_bytes}
+
+
+def _work_of_a_gradient(model: ModelSpec, layout: LayoutDoc) -> float:
+    """Parameters that a token works with on the mean rank, over gradients that the rank exchanges.
+
+    1 of a dense model. Of a layer's E experts, E / ep on a rank, tokens work with k each; a tensor group
+    shares its tokens among etp. Experts that no other rank has are not exchanged.
+    """
+    moe = model.moe
+    if moe is None:
+        return 1.0
+    plain = layout_from_document(layout)
+    dense, experts = (float(np.asarray(part)) for part in rank_parameters(model, plain, None))
+    share = moe.top_k * layout.expert_group / (layout.tp * moe.experts)
+    return (dense + share * experts) / (dense + (experts if int(plain.edp) > 1 else 0.0))
 
 
 # The matrix products of a plan's layers under the roofline of its device.

@@ -54,6 +54,20 @@ def test_the_products_hold_every_parameter_of_a_layer(name: str) -> None:
     assert abs(held - attention_parameters(model) - dense_mlp_parameters(model)) <= biases
 
 
+def test_gradients_of_experts_that_few_tokens_work_with() -> None:
+    """Mixtral takes 2 of 8 experts: 12.9 of 46.7 billion parameters work, the gradients of all are sent."""
+    asked: dict[str, Any] = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 64}
+    flop_per_byte = {}
+    for ep in (1, 8):
+        pin = f"micro_batch=1,tp=8,pp=4,cp=1,ep={ep},etp={8 // ep},zero_stage=1"
+        request = read_request(**asked, pin=pin, global_batch=64, seq_len=4096)
+        network = plan_roofline(fastest_plan(request))["network"]
+        flop_per_byte[ep] = network["levels"][-1]["batches"][1]["flop_per_byte"]
+        assert network["gradient_bytes"] == 4
+    assert flop_per_byte[1] == pytest.approx(3 * 32 * 4096 / 4 * 12.88 / 46.70, rel=0.01)
+    assert flop_per_byte[8] == pytest.approx(flop_per_byte[1], rel=0.01)
+
+
 def test_products_reach_what_the_plan_is_priced_with() -> None:
     """The head runs at 16 bits (an FP8 plan had it at 1,264 TFLOP/s), the rest at calibrated rates."""
     pin = "micro_batch=2,tp=2,pp=1,cp=1"
