@@ -182,8 +182,8 @@ def product_under_roof(
 # Compute against the network: FLOP per byte of data parallelism beside the ridge point of every level.
 #
 # A step of N parameters on a rank takes 6 N tokens FLOP and moves each of N gradients twice, so that the
-# ratio of a dense model depends on the tokens alone: CCR = 3 tokens / gradient bytes. Against the ridge CCR* = peak FLOP/s
-# over bytes/s it says what bounds the step.
+# ratio of a dense model depends on the tokens alone: CCR = 3 tokens / gradient bytes. Against the ridge
+# CCR* = peak FLOP/s over bytes/s it says what bounds the step.
 
 
 ADVICE = {

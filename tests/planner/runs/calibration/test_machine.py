@@ -210,8 +210,14 @@ def test_shapes_are_those_of_the_model() -> None:
     shapes = {case.sizes for case in gemms}
     assert {(4096, 6144, 4096), (4096, 4096, 6144), (6144, 4096, 4096)} <= shapes
     assert {case.sizes[1] for case in cases if case.kind == "all-to-all"} == {2, 8}
+    # 64 tokens that choose 1 of 128 experts: each has one row at the least.
+    few = cases_of(load_catalog_model("llama-4-maverick"), load_cluster("dgx-h100"), _FEW, 0)
+    assert all(min(case.sizes) > 0 for case in few)
     volta = cases_of(model, load_cluster("dgx-v100"), Sizes(), 1)
     assert {case.precision for case in volta if case.kind == "gemm"} == {"fp16"}
+
+
+_FEW = Sizes(tokens=(64,))
 
 
 def test_a_product_alone_is_set_against_what_is_usual_alone() -> None:
