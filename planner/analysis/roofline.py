@@ -92,7 +92,13 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
 
 
 def nominal_level_rates(cluster: ClusterSpec) -> dict[str, float]:
-    """Nominal bytes a second of one GPU at every level of a cluster, one direction."""
+    """Nominal bytes a second of one GPU at every level of a cluster, one direction.
+
+    Parameters
+    ----------
+    cluster
+        All of its GPUs, whatever a run takes.
+    """
     levels = fabric_levels(cluster, cluster.gpus)
     rates = zip(levels.names, levels.gb_per_s, strict=True)
     return {name: float(gb_per_s) * 1e9 for name, gb_per_s in rates}
@@ -463,7 +469,13 @@ def _attention_widths(model: ModelSpec, tp: int) -> Iterator[tuple[str, float | 
 
 
 def products_of(c: Context) -> Iterator[KernelShape]:
-    """The large products of a layer and the LM head; of latent attention the output alone."""
+    """The large products of a layer and the LM head; of latent attention the output alone.
+
+    Parameters
+    ----------
+    c
+        Of one layout, in plain numbers.
+    """
     degrees = int(c.layout.tp), int(c.layout.etp), int(c.layout.ep)
     return _products(c.workload.model, float(np.asarray(c.tokens)), degrees)
 

@@ -62,7 +62,13 @@ from meshwright.planner.runs.run_terms import layout_document, recompute_words
 
 
 def setup_of_plan(plan: Plan) -> Setup:
-    """A plan that has a layout, as it stands; also with another split of its layers."""
+    """A plan that has a layout, as it stands; also with another split of its layers.
+
+    Parameters
+    ----------
+    plan
+        With a layout and a mapping.
+    """
     setup = setup_of(plan)
     return replace(setup, layout=_with_all_layers(setup.layout, setup.stages))
 
@@ -71,6 +77,13 @@ def setup_of_run(run: Run, inputs: PlanInputs) -> Setup:
     """A run of a plan's model, its experts as unevenly loaded as in the plan's inputs.
 
     Raises ValueError where its layers cannot be dealt out.
+
+    Parameters
+    ----------
+    run
+        Its model is replaced by that of the inputs.
+    inputs
+        Of the plan that the run is compared with.
     """
     stages, placement = arrangement(run)
     workload = replace(
@@ -195,12 +208,28 @@ class _Way:
         return price
 
     def alone_s(self, key: str, start_s: float) -> float | None:
-        """What one change does to today's step."""
+        """What one change does to today's step.
+
+        Parameters
+        ----------
+        key
+            Of a setting that differs.
+        start_s
+            Today's step, for the plan's tokens.
+        """
         price = self._price({**self.first, key: self.last[key]})
         return None if price is None else price - start_s
 
     def next_change(self, state: State, keys: list[str]) -> tuple[str, ...]:
-        """The change that makes the step fastest now: a single one, or the fewest that go together."""
+        """The change that makes the step fastest now: a single one, or the fewest that go together.
+
+        Parameters
+        ----------
+        state
+            Where the way has come to.
+        keys
+            Settings that are still today's, at least one.
+        """
         for size in (1, 2):
             priced = []
             for chosen in combinations(keys, size):
@@ -760,7 +789,13 @@ def _model_remarks(launch: LaunchRun, inputs: PlanInputs) -> list[str]:
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a file, or a folder, holds a plan. Raises InputError where it cannot be read."""
+    """Whether a file, or a folder, holds a plan. Raises InputError where it cannot be read.
+
+    Parameters
+    ----------
+    path
+        A file, or the folder of a plan; scripts and lists hold none.
+    """
     return _describes_plan(_document_if_any(path))
 
 

@@ -86,7 +86,13 @@ class RunPrediction:
         return tuple(sum(parts.values()) for parts in self.memory_parts_gib)
 
     def fit_probability(self, workload: Workload) -> float:
-        """How likely the fullest GPU is to hold its peak beside the context, 0 to 1."""
+        """How likely the fullest GPU is to hold its peak beside the context, 0 to 1.
+
+        Parameters
+        ----------
+        workload
+            That the prices are of: its device's memory, what is reserved of it, and the errors of such peaks.
+        """
         room_gib = workload.cluster.device.hbm_gib - workload.reserve_gib - self.context_gib
         band = peak_memory_band(workload)
         return fit_probability(max(self.memory_gib), max(room_gib, _LEAST_ROOM_GIB), band)
@@ -124,6 +130,11 @@ def arrangement(run: Run) -> tuple[Stages, Placement]:
     """The split of a run's layers, and where its groups lie: by its ranks, else by its axes nested in order.
 
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
+
+    Parameters
+    ----------
+    run
+        Its stages are taken where it has some, its ranks where they are listed.
     """
     workload, layout = run.workload, run.layout
     model = workload.model
@@ -150,7 +161,13 @@ def _in_default_order(run: Run) -> list[tuple[int, int]]:
 
 
 def predict_run(run: Run) -> RunPrediction:
-    """Prices a run as `arrangement` lays it out. Raises ValueError where that is impossible."""
+    """Prices a run as `arrangement` lays it out. Raises ValueError where that is impossible.
+
+    Parameters
+    ----------
+    run
+        In plain integers; its measurement is not looked at.
+    """
     stages, placement = arrangement(run)
     return predict_layout(run.workload, run.layout, stages, placement)
 
@@ -313,6 +330,11 @@ def validation_report(path: Path, calibration: Calibration | None = None) -> Val
 def prediction_of(run: Run) -> Prediction:
     """What `validate` compares: seconds of a step, the peak of memory as it was measured, and the chance to
     fit.
+
+    Parameters
+    ----------
+    run
+        Its measurement says which rank's peak is compared, and by which counter.
     """
     from meshwright.planner.runs.validation import Prediction
 
@@ -347,7 +369,13 @@ def broken_rules(run: Run, prediction: RunPrediction) -> list[Finding]:
 
 
 def places_of_run(run: Run) -> list[tuple[int, int]]:
-    """Where ranks run, as Megatron's default order numbers them."""
+    """Where ranks run, as Megatron's default order numbers them.
+
+    Parameters
+    ----------
+    run
+        With listed ranks, or nested in the blocks of its cluster in its own order of axes.
+    """
     if run.ranks:
         return _in_default_order(run)
     places = allocated_places(run.workload.cluster, int(run.layout.gpus))

@@ -71,7 +71,13 @@ GPT2_VOCAB = 50_257
 
 
 def megatron_model(line: CommandLine) -> dict[str, Any]:
-    """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given."""
+    """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given.
+
+    Parameters
+    ----------
+    line
+        Flags of the architecture among others; those that are asked for count as read.
+    """
     said = Said(line, ARGUMENTS)
     pattern = hybrid_pattern(said)
     modules: list[str] = []
@@ -125,6 +131,11 @@ def names_sizes(said: Said) -> bool:
 
     With `--use-checkpoint-args` the checkpoint's sizes win (megatron/training/checkpointing.py,
     load_args_from_checkpoint).
+
+    Parameters
+    ----------
+    said
+        Flags of Megatron-LM or Megatron-DeepSpeed.
     """
     named = {word for word in (*_SIZES, "hybrid_pattern") if said.has(word)}
     needed = {"hidden", "heads", "hybrid_pattern" if "hybrid_pattern" in named else "layers"}
@@ -135,6 +146,11 @@ def leave_model_flags(said: Said) -> None:
     """Takes the flags of a model that is known from elsewhere as read: they do not describe it whole.
 
     Raises InputError for a size that is no number.
+
+    Parameters
+    ----------
+    said
+        Flags beside a model whose sizes are known without them.
     """
     line = said.line
     for word in _SIZES:
@@ -151,6 +167,11 @@ def hybrid_pattern(said: Said) -> str | None:
     """The block of each layer, chunks apart by |, and behind / those of each prediction module; None without.
 
     Raises InputError for blocks not known, and for modules that differ.
+
+    Parameters
+    ----------
+    said
+        Flags of Megatron; that of the pattern counts as read.
     """
     pattern: str | None = said["hybrid_pattern"]
     if pattern is None:
