@@ -35,7 +35,7 @@ from meshwright.planner.bounds.exact_cost import (
     Priced,
     worked_out,
 )
-from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
+from meshwright.planner.bounds.layer_split import ALL_LAYERS, balanced_stages, suiting_stages
 from meshwright.planner.bounds.mappings import Matrices, divides_into, mappings_of
 from meshwright.planner.mapping.counted import seconds_in_best_order
 from meshwright.planner.mixed.document import (
@@ -77,7 +77,13 @@ class PrintedSpace:
 
     @staticmethod
     def of_plan(plan: Plan) -> PrintedSpace:
-        """The space of a plan; without a report of it only the wishes count."""
+        """The space of a plan; without a report of it only the wishes count.
+
+        Parameters
+        ----------
+        plan
+            Its inputs say what was wished, `solver.space` what was searched.
+        """
         request = PlanRequest.of_inputs(plan.inputs)
         return PrintedSpace(request=request, space=plan.solver.space)
 
@@ -131,7 +137,13 @@ class Neighbour:
 
 
 def neighbours(plan: Plan) -> list[Neighbour]:
-    """Changes to a plan's layout, cheapest first, then those that a rule forbids; none without a layout."""
+    """Changes to a plan's layout, cheapest first, then those that a rule forbids; none without a layout.
+
+    Parameters
+    ----------
+    plan
+        Of any status; its own workload, calibration included, prices the changes.
+    """
     if plan.layout is None or plan.predicted is None:
         return []
     workload, layout = workload_of_plan(plan), layout_from_document(plan.layout)
@@ -153,7 +165,15 @@ def _cheapest_first(neighbour: Neighbour) -> tuple[bool, float, str]:
 
 def layout_changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
     """(words, changed layout) of each single change; none that cannot even be written down (fractions, the
-    same again)."""
+    same again).
+
+    Parameters
+    ----------
+    layout
+        In plain numbers.
+    workload
+        Its batch, model and framework say which changes can be written down.
+    """
     for up, down in (*_TRADES, *((b, a) for a, b in _TRADES)):
         have, give = int(getattr(layout, up)), int(getattr(layout, down))
         if give % 2 == 0:
@@ -304,7 +324,13 @@ class _UnderMappings:
         return self.pricing.under(self.table)
 
     def best_split(self, cutoff_s: float) -> Priced | None:
-        """The layout with its best split and mapping; None where none fits or takes less than that."""
+        """The layout with its best split and mapping; None where none fits or takes less than that.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds of a step, above 0; infinite for the best there is.
+        """
         count = len(self.table["tp"])
         if not count:
             return None
@@ -312,7 +338,15 @@ class _UnderMappings:
         return worked_out(self.pricing.best(bounds, self.placed, cutoff_s))
 
     def price(self, stages: Stages, recomputed_layers: int | None = None) -> NearPrice:
-        """The layout's price under a split of its layers, perhaps with other ones of them recomputed."""
+        """The layout's price under a split of its layers, perhaps with other ones of them recomputed.
+
+        Parameters
+        ----------
+        stages
+            Layers of each [pipeline rank][virtual stage].
+        recomputed_layers
+            Of each virtual stage, in place of the layout's; None for those.
+        """
         layout = self.layout
         if recomputed_layers is not None:
             layout = replace(layout, recompute_layers=recomputed_layers)
@@ -363,6 +397,11 @@ class _Near:
     def price(self, layout: Layout) -> NearPrice:
         """A layout's price and memory, its layers split evenly or as the plan splits them, whichever is
         faster.
+
+        Parameters
+        ----------
+        layout
+            In plain numbers, on the cluster of the plan.
         """
         return self._priced(layout)[0]
 
@@ -392,6 +431,13 @@ class _Near:
         On irregular allocations it is the split that would be best with all GPUs in one domain, if that is
         faster than those of `price` or fits where they do not. Where no split takes less than `cutoff_s`, the
         price is that of `price`.
+
+        Parameters
+        ----------
+        layout
+            In plain numbers, on the cluster of the plan.
+        cutoff_s
+            Seconds of a step that a split has to come below to be of interest; none by default.
         """
         near, mapped = self._priced(layout)
         forbidden = near.broken is not None and not near.broken.startswith(HbmCapacity.name)
@@ -669,7 +715,13 @@ class SingleChoice:
 
 
 def searches_at_once(plan: Plan) -> bool:
-    """Whether the searches are short enough to be made unasked."""
+    """Whether the searches are short enough to be made unasked.
+
+    Parameters
+    ----------
+    plan
+        With the number of layouts that its own search considered.
+    """
     overlaps = len(PlanRequest.of_inputs(plan.inputs).execution_options.values["tp_overlap"])
     return plan.solver.layouts_considered <= LARGEST_SPACE * overlaps
 
@@ -929,20 +981,24 @@ class _NearPipeline:
         parts, pp = len(self.request.parts), int(layout.pp)
         if pp < parts:
             return f"pp = {pp}, a pipeline through {parts} parts has a rank on each"
-        layers = self.request.layers
-        return f"pp = {pp}, the model has {layers} layers" if pp > layers else None
+        model = self.pipeline.plan.inputs.model
+        if pp <= model.most_stages:
+            return None
+        of_layers = f"the model has {model.layers} layers"
+        if model.stage_begins:
+            of_layers += f", at {model.most_stages} of which a stage may begin"
+        return f"pp = {pp}, {of_layers}"
 
     def _rule_fault(self, layout: Layout, execution: Execution) -> str | None:
         """The first rule of any part that a layout breaks however its layers are dealt out, in words."""
-        pp, layers = int(layout.pp), self.request.layers
-        counts = [layers // pp + (rank < layers % pp) for rank in range(pp)]
+        stages = _even_stages(self.pipeline, layout)
         full = bool(int(layout.recompute) & Recompute.FULL)
-        sized = replace(layout, recompute_layers=min(counts) if full else 0)
+        sized = replace(layout, recompute_layers=min(min(stages)) if full else 0)
         for index, part in enumerate(self.request.parts):
             finished = FinishedPlan(
                 workload=replace(part.workload(execution), gpus=int(layout.gpus)),
                 layout=sized,
-                stages=tuple((count,) for count in counts),
+                stages=stages,
                 memory_gib=(0.0,),
             )
             broken = next(findings(finished, without=ASKED_OF_PARTS), None)
@@ -979,17 +1035,24 @@ def _priced(
     )
 
 
+def _even_stages(pipeline: Pipeline, layout: Layout) -> Stages:
+    """Layers of each rank, as even as where stages may begin lets them be."""
+    model = pipeline.plan.inputs.model
+    stages = balanced_stages(model.layers, int(layout.pp), 1, model.stage_begins)
+    assert stages is not None
+    return stages
+
+
 def _with_even_layers(pipeline: Pipeline) -> PartsNeighbour | None:
     """The pipeline with as many layers on each rank; None where it has its layers so, or not all ranks would
     have room.
     """
-    pp, layers = int(pipeline.layout.pp), pipeline.plan.inputs.model.layers
-    even = tuple((layers // pp + (rank < layers % pp),) for rank in range(pp))
+    even = _even_stages(pipeline, pipeline.layout)
     full = bool(int(pipeline.layout.recompute) & Recompute.FULL)
-    is_uniform = not full or layers % pp == 0
+    is_uniform = not full or len(set(even)) == 1
     if sorted(even) == sorted(pipeline.stages) or not is_uniform:
         return None
-    amount = min(int(pipeline.layout.recompute_layers), layers // pp)
+    amount = min(int(pipeline.layout.recompute_layers), *min(even))
     layout = replace(pipeline.layout, recompute_layers=amount)
     segments = [replace(each, part=replace(each.part, layout=layout)) for each in pipeline.segments]
     change = "as many layers on every rank"

@@ -13,11 +13,12 @@ from meshwright.cluster_specs.reader import load_device, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec
 from meshwright.costmodel.data_parallel import bucket_parameters
 from meshwright.costmodel.execution_names import STEP_KINDS
-from meshwright.costmodel.kernels import gemm_s
+from meshwright.costmodel.kernels import Rates, gemm_s
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.rates import (
     calibrated_constants,
     device_rates,
+    kernel_rates,
     named_constants,
     peak_flops,
 )
@@ -43,6 +44,17 @@ from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_
 RESULT_BYTES = 2.0
 """Of a result element: results are written in 16 bits."""
 MOST = 2**40
+
+
+class KernelShape(NamedTuple):
+    """`groups` products [rows, depth] x [depth, columns] of one micro-batch on one GPU."""
+
+    name: str
+    rows: float
+    columns: float
+    depth: float
+    groups: float = 1.0
+    sixteen_bit: bool = False
 
 
 def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> dict[str, Any]:
@@ -73,12 +85,20 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
             raise InputError(f"must be from 1 to {MOST}", where=name, value=size)
     check_choice(precision, ELEMENT_BYTES, "--precision", "no such precision")
     spec = load_device(device)
-    product = product_under_roof(spec, (float(m), float(n), float(k)), precision)
+    constants = named_constants(spec.name, spec.architecture, DEFAULT_FRAMEWORK, {})
+    shape = KernelShape("product", float(m), float(n), float(k))
+    product = product_under_roof(spec, shape, precision, device_rates(spec, precision, constants))
     return {"device": spec.name, "precision": precision, **product, "m": m, "n": n, "k": k}
 
 
 def nominal_level_rates(cluster: ClusterSpec) -> dict[str, float]:
-    """Nominal bytes a second of one GPU at every level of a cluster, one direction."""
+    """Nominal bytes a second of one GPU at every level of a cluster, one direction.
+
+    Parameters
+    ----------
+    cluster
+        All of its GPUs, whatever a run takes.
+    """
     levels = fabric_levels(cluster, cluster.gpus)
     rates = zip(levels.names, levels.gb_per_s, strict=True)
     return {name: float(gb_per_s) * 1e9 for name, gb_per_s in rates}
@@ -111,7 +131,7 @@ def peak_and_rates(
 
 
 def product_under_roof(
-    spec: DeviceSpec, shape: tuple[float, float, float], precision: str
+    spec: DeviceSpec, product: KernelShape, precision: str, rates: Rates
 ) -> dict[str, Any]:
     """One product under the roof of a device, and what such a product reaches in a training step.
 
@@ -119,26 +139,30 @@ def product_under_roof(
     ----------
     spec
         The device.
-    shape
-        m, n, k: rows and columns of the result, and depth of the product; above 0.
+    product
+        Rows, columns and depth above 0. Of several in one launch each counts alone, at the rate of them all.
     precision
-        Of the inputs, one of `ELEMENT_BYTES`.
+        Of the inputs, one of `ELEMENT_BYTES`; a product that stays at 16 bits has those of bf16.
+    rates
+        What the device attains at that precision.
 
     Returns
     -------
     dict
         What `roofline_document` says of a product.
     """
-    m, n, k = shape
+    m, n, k, groups = product.rows, product.columns, product.depth, product.groups
+    if product.sixteen_bit and ELEMENT_BYTES[precision] < 2.0:
+        precision = "bf16"
     flop = 2.0 * m * n * k
     moved_bytes = ELEMENT_BYTES[precision] * (m * k + k * n) + RESULT_BYTES * m * n
     intensity = flop / moved_bytes
     peak, bytes_per_s = peak_flops(spec, precision), spec.hbm_gb_per_s * 1e9
     ridge = float(ridge_flop_per_byte(peak, bytes_per_s))
     attainable = min(peak, intensity * bytes_per_s)
-    constants = named_constants(spec.name, spec.architecture, DEFAULT_FRAMEWORK, {})
-    rates = device_rates(spec, precision, constants)
-    seconds = float(gemm_s(m, n, k, rates))
+    launch_s = gemm_s(m, n, k, rates, groups=groups, sixteen_bit=product.sixteen_bit)
+    seconds = float(np.asarray(launch_s)) / groups
+    attained_flops = rates.head_gemm_flops if product.sixteen_bit else rates.gemm_flops
     return {
         "m": m,
         "n": n,
@@ -155,7 +179,7 @@ def product_under_roof(
         "attained": {
             "tflops": flop / seconds / 1e12,
             "seconds": seconds,
-            "peak_tflops": rates.gemm_flops / 1e12,
+            "peak_tflops": attained_flops / 1e12,
             "hbm_gb_per_s": rates.hbm_bytes_per_s / 1e9,
         },
     }
@@ -164,8 +188,8 @@ def product_under_roof(
 # Compute against the network: FLOP per byte of data parallelism beside the ridge point of every level.
 #
 # A step of N parameters on a rank takes 6 N tokens FLOP and moves each of N gradients twice, so that the
-# ratio depends on the tokens alone: CCR = 3 tokens / gradient bytes. Against the ridge CCR* = peak FLOP/s
-# over bytes/s it says what bounds the step.
+# ratio of a dense model depends on the tokens alone: CCR = 3 tokens / gradient bytes. Against the ridge
+# CCR* = peak FLOP/s over bytes/s it says what bounds the step.
 
 
 ADVICE = {
@@ -266,7 +290,6 @@ def _batch(batch: float, ratio: float, ridge: float) -> dict[str, Any]:
 # A plan under the roofs of its GPUs' compute, of their memory, and of the network that gradients cross.
 
 
-Shape = tuple[float, float, float]
 BATCH_FACTORS = (0.25, 1.0, 4.0)
 """Batches of a rank that are shown, over the plan's own."""
 
@@ -285,7 +308,8 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
         `device`, `precision`, `peak_tflops`, `hbm_gb_per_s`, `memory_ridge_flop_per_byte`; `products`, each
         with `what`, its shape, FLOP per byte, what bounds it, attainable and attained TFLOP/s;
         `batch_of_a_rank`, sequences a step; and `network`, the ridge of every level that gradients cross,
-        with the regime at that batch, a quarter and four times of it (None where no gradients are sent).
+        with the regime at that batch, a quarter and four times of it (None where no gradients are sent);
+        a rank's work is that of the experts that its tokens choose, its gradients those of all it holds.
 
     Raises
     ------
@@ -297,7 +321,9 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
     layout, inputs = plan.layout, plan.inputs
     device, precision = inputs.cluster.device, inputs.precision
     peak = peak_flops(device, precision)
-    shapes = products_of_a_layer(inputs.model, layout, tokens_of_a_sample(inputs))
+    products = products_of_a_layer(inputs.model, layout, tokens_of_a_sample(inputs))
+    workload = workload_of_plan(plan)
+    rates = kernel_rates(workload, calibrated_constants(workload))
     return {
         "device": device.name,
         "precision": precision,
@@ -305,8 +331,8 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
         "hbm_gb_per_s": device.hbm_gb_per_s,
         "memory_ridge_flop_per_byte": float(ridge_flop_per_byte(peak, device.hbm_gb_per_s * 1e9)),
         "products": [
-            {"what": what, **product_under_roof(device, shape, precision)}
-            for what, shape in shapes.items()
+            {"what": what, **product_under_roof(device, product, precision, rates)}
+            for what, product in products.items()
         ],
         "batch_of_a_rank": _batch_of_a_rank(plan, layout),
         "network": _network(plan, layout, peak),
@@ -324,7 +350,9 @@ def tokens_of_a_sample(inputs: PlanInputs) -> int:
     return STEP_KINDS[inputs.kind].sequences * inputs.seq_len
 
 
-def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> dict[str, Shape]:
+def products_of_a_layer(
+    model: ModelSpec, layout: LayoutDoc, seq_len: int
+) -> dict[str, KernelShape]:
     """Forward products [m, k] x [k, n] of one micro-batch on one GPU, by what they are for.
 
     Latent attention projects in several small steps before its heads; of it only the output is listed.
@@ -341,18 +369,11 @@ def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> di
     Returns
     -------
     dict
-        (m, n, k) by name. Of experts the mean rows of one expert, were all as popular.
+        By name. Of experts the mean rows of one expert, were all as popular.
     """
     tokens = layout.micro_batch * seq_len / layout.cp
     products = _products(model, tokens, (layout.tp, layout.etp, layout.ep))
-    return {
-        _PRODUCTS_OF_A_PLAN.get(each.name, each.name): (
-            each.rows,
-            float(each.columns),
-            float(each.depth),
-        )
-        for each in products
-    }
+    return {_PRODUCTS_OF_A_PLAN.get(each.name, each.name): each for each in products}
 
 
 _PRODUCTS_OF_A_PLAN = {
@@ -376,32 +397,38 @@ def _network(plan: Plan, layout: LayoutDoc, peak: float) -> dict[str, Any] | Non
     if not crossed:
         return None
     rates = nominal_level_rates(plan.inputs.cluster)
-    constants = calibrated_constants(workload_of_plan(plan))
+    workload = workload_of_plan(plan)
     batch = _batch_of_a_rank(plan, layout)
-    return network_roofline(
+    sent_bytes = float(calibrated_constants(workload).framework.gradient_bytes)
+    document = network_roofline(
         peak,
         {name: rate for name, rate in rates.items() if name in crossed},
         seq_len=tokens_of_a_sample(plan.inputs),
         batches=[factor * batch for factor in BATCH_FACTORS],
-        gradient_bytes=float(constants.framework.gradient_bytes),
+        gradient_bytes=sent_bytes / _work_of_a_gradient(workload.model, layout),
     )
+    return document | {"gradient_bytes": sent_bytes}
+
+
+def _work_of_a_gradient(model: ModelSpec, layout: LayoutDoc) -> float:
+    """Parameters that a token works with on the mean rank, over gradients that the rank exchanges.
+
+    1 of a dense model. Of a layer's E experts, E / ep on a rank, tokens work with k each; a tensor group
+    shares its tokens among etp. Experts that no other rank has are not exchanged.
+    """
+    moe = model.moe
+    if moe is None:
+        return 1.0
+    plain = layout_from_document(layout)
+    dense, experts = (float(np.asarray(part)) for part in rank_parameters(model, plain, None))
+    share = moe.top_k * layout.expert_group / (layout.tp * moe.experts)
+    return (dense + share * experts) / (dense + (experts if int(plain.edp) > 1 else 0.0))
 
 
 # The matrix products of a plan's layers under the roofline of its device.
 #
 # Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for multicore
 # architectures": attainable FLOP/s = min(peak, FLOP per byte x bytes/s).
-
-
-class KernelShape(NamedTuple):
-    """`groups` products [rows, depth] x [depth, columns] of one micro-batch on one GPU."""
-
-    name: str
-    rows: float
-    columns: float
-    depth: float
-    groups: float = 1.0
-    sixteen_bit: bool = False
 
 
 def roofline_of(c: Context) -> dict[str, Any]:
@@ -445,7 +472,13 @@ def _attention_widths(model: ModelSpec, tp: int) -> Iterator[tuple[str, float | 
 
 
 def products_of(c: Context) -> Iterator[KernelShape]:
-    """The large products of a layer and the LM head; of latent attention the output alone."""
+    """The large products of a layer and the LM head; of latent attention the output alone.
+
+    Parameters
+    ----------
+    c
+        Of one layout, in plain numbers.
+    """
     degrees = int(c.layout.tp), int(c.layout.etp), int(c.layout.ep)
     return _products(c.workload.model, float(np.asarray(c.tokens)), degrees)
 
@@ -480,17 +513,14 @@ def _products(
 
 
 def _point(product: KernelShape, c: Context) -> dict[str, Any]:
-    name, rows, columns, depth, groups, sixteen_bit = product
-    seconds = gemm_s(rows, columns, depth, c.rates, groups=groups, sixteen_bit=sixteen_bit)
-    operand_bytes = 2.0 if sixteen_bit else c.rates.operand_bytes
-    moved_bytes = operand_bytes * (rows + columns) * depth + 2.0 * rows * columns
-    flop = 2.0 * rows * columns * depth
+    workload = c.workload
+    row = product_under_roof(workload.cluster.device, product, workload.precision, c.rates)
     return {
-        "name": name,
-        "shape": [rows, columns, depth],
-        "groups": groups,
-        "flop_per_byte": flop / moved_bytes,
-        "tflops": groups * flop / float(np.asarray(seconds)) / 1e12,
+        "name": product.name,
+        "shape": [product.rows, product.columns, product.depth],
+        "groups": product.groups,
+        "flop_per_byte": row["flop_per_byte"],
+        "tflops": row["attained"]["tflops"],
     }
 
 

@@ -72,6 +72,13 @@ def trace_of(plan: AnyPlan, num_micro_batches: int | None = None) -> Trace:
 
     Raises InputError where the plan has no layout, the schedule needs more micro-batches, or there are more
     passes than a viewer takes.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
+    num_micro_batches
+        From 1 to the plan's own, which are played where None is given.
     """
     if plan.layout is None or plan.predicted is None:
         raise InputError(f"PLAN: status {plan.status}, there is no layout to draw")
@@ -269,7 +276,13 @@ class _Transfer:
 
 
 def trace_document(trace: Trace) -> dict[str, Any]:
-    """The trace as Chrome's JSON object format."""
+    """The trace as Chrome's JSON object format.
+
+    Parameters
+    ----------
+    trace
+        A step as it was played; its events are in microseconds.
+    """
     return {
         "displayTimeUnit": "ms",
         "otherData": {

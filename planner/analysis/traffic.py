@@ -104,6 +104,23 @@ def map_plan(
     `weights` are those of the objective `spread`.
     Raises InputError for a wish that is not known, InfeasibleError where the layout does not fit, or breaks a
     rule there.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
+    cluster
+        On whose free nodes it is placed; the plan's own when None.
+    objective
+        One of `OBJECTIVES`: seconds of up-links, or blocks that groups touch.
+    order
+        One of `ORDERS`; `hostname` solves nothing.
+    spares
+        Nodes that stay free, 0 to `MOST_SPARES`.
+    weights
+        Of data-parallel groups against pipelines, for the objective `spread`.
+    time_limit_s
+        Seconds of the search, above 0.
     """
     for name, value, allowed in (("objective", objective, OBJECTIVES), ("order", order, ORDERS)):
         if value not in allowed:
@@ -304,7 +321,17 @@ def _solved(
 
 
 def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
-    """What the cost model prices of a plan, on a cluster. Raises InfeasibleError where it is too small."""
+    """What the cost model prices of a plan, on a cluster. Raises InfeasibleError where it is too small.
+
+    Parameters
+    ----------
+    plan
+        Its inputs, execution and calibration count.
+    cluster
+        In place of the plan's own.
+    gpus
+        Of the layout, at most those of the cluster.
+    """
     if gpus > cluster.gpus:
         raise InfeasibleError(
             f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free"
@@ -314,7 +341,15 @@ def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
 
 
 def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
-    """Hostname order, unsolved: its bound is 0."""
+    """Hostname order, unsolved: its bound is 0.
+
+    Parameters
+    ----------
+    instance
+        What is placed, and on which slots.
+    objective
+        One of `OBJECTIVES`: by which it is priced.
+    """
     began = monotonic()
     assignment = instance.problem.hostname_assignment()
     loads = loads_of(instance.problem, assignment)
@@ -458,7 +493,13 @@ def traffic_of(plan: AnyPlan) -> PlanTraffic | PartsTraffic:
 
 
 def plan_traffic(plan: Plan) -> PlanTraffic:
-    """Prices the traffic of a plan again, under its own mapping. Raises InfeasibleError without a layout."""
+    """Prices the traffic of a plan again, under its own mapping. Raises InfeasibleError without a layout.
+
+    Parameters
+    ----------
+    plan
+        On one cluster; its own ranks or matrix say where groups lie.
+    """
     if plan.layout is None:
         raise InfeasibleError(f"the plan has no layout (status {plan.status}): nothing is sent")
     layout = layout_from_document(plan.layout)
@@ -560,7 +601,13 @@ def traffic_document(traffic: PlanTraffic) -> dict[str, Any]:
 
 
 def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
-    """What kind of traffic each axis makes under the plan's mapping."""
+    """What kind of traffic each axis makes under the plan's mapping.
+
+    Parameters
+    ----------
+    traffic
+        Of a plan on one cluster, or of one part.
+    """
     burst = int(traffic.layout.zero_stage) != 3
     outer = [
         level
@@ -655,6 +702,11 @@ def parts_traffic(plan: MixedPlan) -> PartsTraffic:
     """Counts what a pipeline through parts sends. Raises InfeasibleError without a layout.
 
     Groups but those of the pipeline lie inside a part; each part's ranks run through its nodes in turn.
+
+    Parameters
+    ----------
+    plan
+        A pipeline through parts.
     """
     pipeline = Pipeline.of(plan)
     assert plan.predicted is not None
@@ -722,7 +774,13 @@ def parts_traffic_document(traffic: PartsTraffic) -> dict[str, Any]:
 
 
 def receive_imbalance(traffic: PlanTraffic) -> float:
-    """What the rank with the hottest experts receives, over the mean."""
+    """What the rank with the hottest experts receives, over the mean.
+
+    Parameters
+    ----------
+    traffic
+        Of a layout with experts; 1 where all are equally popular.
+    """
     return float(np.asarray(traffic.use.context.workload.imbalance(int(traffic.layout.ep))))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
@@ -63,7 +62,13 @@ from meshwright.planner.runs.run_terms import layout_document, recompute_words
 
 
 def setup_of_plan(plan: Plan) -> Setup:
-    """A plan that has a layout, as it stands; also with another split of its layers."""
+    """A plan that has a layout, as it stands; also with another split of its layers.
+
+    Parameters
+    ----------
+    plan
+        With a layout and a mapping.
+    """
     setup = setup_of(plan)
     return replace(setup, layout=_with_all_layers(setup.layout, setup.stages))
 
@@ -72,6 +77,13 @@ def setup_of_run(run: Run, inputs: PlanInputs) -> Setup:
     """A run of a plan's model, its experts as unevenly loaded as in the plan's inputs.
 
     Raises ValueError where its layers cannot be dealt out.
+
+    Parameters
+    ----------
+    run
+        Its model is replaced by that of the inputs.
+    inputs
+        Of the plan that the run is compared with.
     """
     stages, placement = arrangement(run)
     workload = replace(
@@ -196,12 +208,28 @@ class _Way:
         return price
 
     def alone_s(self, key: str, start_s: float) -> float | None:
-        """What one change does to today's step."""
+        """What one change does to today's step.
+
+        Parameters
+        ----------
+        key
+            Of a setting that differs.
+        start_s
+            Today's step, for the plan's tokens.
+        """
         price = self._price({**self.first, key: self.last[key]})
         return None if price is None else price - start_s
 
     def next_change(self, state: State, keys: list[str]) -> tuple[str, ...]:
-        """The change that makes the step fastest now: a single one, or the fewest that go together."""
+        """The change that makes the step fastest now: a single one, or the fewest that go together.
+
+        Parameters
+        ----------
+        state
+            Where the way has come to.
+        keys
+            Settings that are still today's, at least one.
+        """
         for size in (1, 2):
             priced = []
             for chosen in combinations(keys, size):
@@ -236,7 +264,9 @@ class _Way:
 
     def _price(self, state: State) -> float | None:
         """Seconds of the plan's tokens; None where the state cannot be run."""
-        name = repr(sorted((key, _short(value)) for key, value in state.items()))
+        # Clusters of one name may differ: both ends hold theirs, and no other comes in between.
+        clusters = [setup.workload.cluster for setup in self._ends]
+        name = repr(sorted((state | {"cluster": clusters.index(state["cluster"])}).items()))
         if name not in self._seconds:
             setup = self._setup(state)
             seconds = None
@@ -342,11 +372,6 @@ def _layout(state: State) -> Layout | None:
     return layout if whole_experts else None
 
 
-def _short(value: Any) -> object:
-    """Something that stands for a value in the name of a state."""
-    return value.name if isinstance(value, ClusterSpec) else value
-
-
 def _words(key: str, before: State, after: State) -> str:
     """A change as it is written: `tp 8 -> 4, dp 8 -> 16`."""
     label = BY_NAME[key].title if key in BY_NAME else _LABELS.get(key, key.replace("_", " "))
@@ -355,6 +380,8 @@ def _words(key: str, before: State, after: State) -> str:
         return "layers of the stages as planned"
     if key == "mapping":
         return "ranks placed as planned"
+    if key == "cluster" and before[key].name == after[key].name:
+        return f"{before[key].name} as planned"
     if key not in (*AXES, "gpus"):
         return words
     first, last = _layout(before), _layout(after)
@@ -762,7 +789,13 @@ def _model_remarks(launch: LaunchRun, inputs: PlanInputs) -> list[str]:
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a file, or a folder, holds a plan. Raises InputError where it cannot be read."""
+    """Whether a file, or a folder, holds a plan. Raises InputError where it cannot be read.
+
+    Parameters
+    ----------
+    path
+        A file, or the folder of a plan; scripts and lists hold none.
+    """
     return _describes_plan(_document_if_any(path))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,7 +36,7 @@ from meshwright.planner.runs.run_terms import (
 
 # A plan needs the prices of a layout alone, and these rooms take long to load.
 if TYPE_CHECKING:
-    from meshwright.planner.runs.run_file import Run
+    from meshwright.planner.runs.run_file import Measured, Run
     from meshwright.planner.runs.validation import Prediction, ValidationReport
 
 _LEAST_ROOM_GIB = 1e-3
@@ -86,7 +86,13 @@ class RunPrediction:
         return tuple(sum(parts.values()) for parts in self.memory_parts_gib)
 
     def fit_probability(self, workload: Workload) -> float:
-        """How likely the fullest GPU is to hold its peak beside the context, 0 to 1."""
+        """How likely the fullest GPU is to hold its peak beside the context, 0 to 1.
+
+        Parameters
+        ----------
+        workload
+            That the prices are of: its device's memory, what is reserved of it, and the errors of such peaks.
+        """
         room_gib = workload.cluster.device.hbm_gib - workload.reserve_gib - self.context_gib
         band = peak_memory_band(workload)
         return fit_probability(max(self.memory_gib), max(room_gib, _LEAST_ROOM_GIB), band)
@@ -124,6 +130,11 @@ def arrangement(run: Run) -> tuple[Stages, Placement]:
     """The split of a run's layers, and where its groups lie: by its ranks, else by its axes nested in order.
 
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
+
+    Parameters
+    ----------
+    run
+        Its stages are taken where it has some, its ranks where they are listed.
     """
     workload, layout = run.workload, run.layout
     model = workload.model
@@ -150,7 +161,13 @@ def _in_default_order(run: Run) -> list[tuple[int, int]]:
 
 
 def predict_run(run: Run) -> RunPrediction:
-    """Prices a run as `arrangement` lays it out. Raises ValueError where that is impossible."""
+    """Prices a run as `arrangement` lays it out. Raises ValueError where that is impossible.
+
+    Parameters
+    ----------
+    run
+        In plain integers; its measurement is not looked at.
+    """
     stages, placement = arrangement(run)
     return predict_layout(run.workload, run.layout, stages, placement)
 
@@ -171,18 +188,59 @@ def predict_layout(
     placement
         Where the groups of each axis lie.
     """
-    parts = stage_memory_parts_gib(workload, layout, stages)
-    per_rank = tuple(
-        {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
-    )
     return RunPrediction(
         estimate=estimate_layout(workload, layout, placement, stages),
         stages=stages,
         placement=placement,
-        memory_parts_gib=per_rank,
+        memory_parts_gib=memory_of_ranks(workload, layout, stages),
         context_gib=float(np.asarray(context_gib(layout))),
         offloaded_gib=float(np.max(offloaded_gib(workload, layout, stages))),
     )
+
+
+def memory_of_ranks(
+    workload: Workload, layout: Layout, stages: Stages
+) -> tuple[dict[str, float], ...]:
+    """GiB at the peak of one GPU of each pipeline rank, by component (`stage_memory_parts_gib`).
+
+    Parameters
+    ----------
+    workload
+        What is trained, where and how.
+    layout
+        In plain integers.
+    stages
+        Layers of each [pipeline rank][virtual stage].
+    """
+    parts = stage_memory_parts_gib(workload, layout, stages)
+    return tuple(
+        {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
+    )
+
+
+def peak_as_measured(
+    parts_gib: Sequence[Mapping[str, float]], context_gib: float, measured: Measured | None
+) -> float:
+    """GiB of the fullest pipeline rank, counted as the source of a measurement counts them.
+
+    It is the first rank's where only that was measured. Where the driver was read, with the context that it
+    shows besides; where the allocator told what it had handed out, without the blocks that it strands.
+
+    Parameters
+    ----------
+    parts_gib
+        By pipeline rank and component, as `memory_of_ranks` has them.
+    context_gib
+        What the driver shows besides.
+    measured
+        Which rank and which counter were read; None for the fullest rank with all its components.
+    """
+    if measured is None:
+        return max(sum(parts.values()) for parts in parts_gib)
+    left_out = "fragmentation" if measured.allocated else ""
+    peaks_gib = [sum(gib for name, gib in parts.items() if name != left_out) for parts in parts_gib]
+    peak_gib = peaks_gib[0] if measured.first_rank else max(peaks_gib)
+    return peak_gib + context_gib if measured.from_driver else peak_gib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,26 +328,22 @@ def validation_report(path: Path, calibration: Calibration | None = None) -> Val
 
 
 def prediction_of(run: Run) -> Prediction:
-    """What `validate` compares: seconds of a step, GiB of the fullest pipeline rank, and the chance to fit.
+    """What `validate` compares: seconds of a step, the peak of memory as it was measured, and the chance to
+    fit.
 
-    Memory is the first rank's where only that was measured. Where the driver was read, with the context that
-    it shows besides; where the allocator told what it had handed out, without the blocks that it strands.
+    Parameters
+    ----------
+    run
+        Its measurement says which rank's peak is compared, and by which counter.
     """
     from meshwright.planner.runs.validation import Prediction
 
     prediction = predict_run(run)
-    peaks_gib, measured = prediction.memory_gib, run.measured
-    if measured is not None and measured.allocated:
-        peaks_gib = tuple(
-            sum(gib for name, gib in parts.items() if name != "fragmentation")
-            for parts in prediction.memory_parts_gib
-        )
-    peak_gib = peaks_gib[0] if measured is not None and measured.first_rank else max(peaks_gib)
-    if measured is not None and measured.from_driver:
-        peak_gib += prediction.context_gib
     return Prediction(
         step_time_s=float(prediction.estimate.step_time_s),
-        memory_gib=peak_gib,
+        memory_gib=peak_as_measured(
+            prediction.memory_parts_gib, prediction.context_gib, run.measured
+        ),
         fit_probability=prediction.fit_probability(run.workload),
     )
 
@@ -315,7 +369,13 @@ def broken_rules(run: Run, prediction: RunPrediction) -> list[Finding]:
 
 
 def places_of_run(run: Run) -> list[tuple[int, int]]:
-    """Where ranks run, as Megatron's default order numbers them."""
+    """Where ranks run, as Megatron's default order numbers them.
+
+    Parameters
+    ----------
+    run
+        With listed ranks, or nested in the blocks of its cluster in its own order of axes.
+    """
     if run.ranks:
         return _in_default_order(run)
     places = allocated_places(run.workload.cluster, int(run.layout.gpus))

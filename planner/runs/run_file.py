@@ -346,7 +346,8 @@ def _recompute(
 
 
 def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, list[str]]:
-    """Layers of each [rank][virtual stage], or None where they divide evenly, and remarks.
+    """Layers of each [rank][virtual stage], or None where they are the most even ones that the model may
+    have (`balanced_stages`), and remarks.
 
     Raises InputError for stages that do not go with pp, vpp or the model's layers.
 
@@ -373,9 +374,13 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
         )
     if model.layers % chunk_count == 0:
         return None, remarks
-    remarks.append(
-        f"{model.layers} layers do not divide into {chunk_count} chunks: balanced, larger ones first"
-    )
+    uneven = f"{model.layers} layers do not divide into {chunk_count} chunks"
+    if model.stage_begins:
+        remarks.append(
+            f"{uneven}: balanced, each from a layer on that reuses nothing of one before"
+        )
+        return None, remarks
+    remarks.append(f"{uneven}: balanced, larger ones first")
     return _by_rank(run_terms.balanced(model.layers, chunk_count), pp), remarks
 
 
@@ -479,7 +484,7 @@ class Run:
     layout: Layout
     """Plain integers."""
     stages: Stages | None
-    """Layers of each [pipeline rank][virtual stage]; None where the layers divide evenly."""
+    """Layers of each [pipeline rank][virtual stage]; None for the most even ones (`balanced_stages`)."""
     rank_order: tuple[str, ...] = AXES
     """Axes as ranks run through them, innermost first."""
     ranks: tuple[tuple[int, int], ...] = ()

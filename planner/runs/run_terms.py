@@ -200,7 +200,13 @@ def recompute_words(
 
 
 def layout_from_document(document: LayoutDoc) -> Layout:
-    """The layout that a document describes, in plain numbers; its stages are not part of a `Layout`."""
+    """The layout that a document describes, in plain numbers; its stages are not part of a `Layout`.
+
+    Parameters
+    ----------
+    document
+        Of a plan or of a run, with words for recomputation and schedule.
+    """
     mask = Recompute.FULL if document.recompute == "full" else Recompute.NONE
     for module in document.recompute_modules:
         mask |= RECOMPUTED[module]
@@ -269,6 +275,11 @@ def pattern_chunks(pattern: str, stages: Sequence[Sequence[int]]) -> str:
 
 def layers_of_layout(text: str) -> tuple[int, ...] | None:
     """Layers of each chunk, in model order, of a layout in Megatron's notation; None for anything else.
+
+    Parameters
+    ----------
+    text
+        With E, t, m, L and |, repeated by *n; commas and spaces do not count.
 
     >>> layers_of_layout("Et*3|(tt|)*4tL")
     (3, 2, 2, 2, 2, 1)
@@ -352,6 +363,11 @@ def cuda_graph_kind(recipe: dict[str, Any]) -> str:
 
     `full_iteration` is an implementation in newer releases and a scope in older ones. Graphs of the
     router (`moe_router`, `moe_preprocess`) or the MLP alone leave attention to the host.
+
+    Parameters
+    ----------
+    recipe
+        Flags by name: `cuda_graph_impl`, and `cuda_graph_scope` as one scope or a list of them.
     """
     implementation, scope = recipe.get("cuda_graph_impl"), recipe.get("cuda_graph_scope")
     scopes = scope if isinstance(scope, list) else [scope]
@@ -371,6 +387,11 @@ def moe_dispatch_kind(recipe: dict[str, Any]) -> str:
     `standard` unless `deepep` is named (torchtitan/config/job_config.py, `expert_parallel_comm_backend`).
     Megatron-LM's own default, `allgather` (megatron/training/arguments.py), is that of its scripts: a script
     that is read back without the flag has it.
+
+    Parameters
+    ----------
+    recipe
+        Flags by name, of which `moe_dispatcher` is read.
     """
     named = recipe.get("moe_dispatcher", "alltoall")
     return named if named in ("alltoall", "allgather") else "deduplicated"
@@ -416,6 +437,11 @@ def copies_of_dealt_experts(
 def attention_kernel_kind(words: object) -> AttentionKernel | None:
     """The attention kernel that a source's words name; None for words that name none of ours.
 
+    Parameters
+    ----------
+    words
+        Name and version, in any case of letters: FlashAttention 2, cuDNN 9.1.
+
     >>> attention_kernel_kind("flash_attentionv1.0.8")
     'flash-1'
     """
@@ -429,6 +455,11 @@ def attention_kernel_kind(words: object) -> AttentionKernel | None:
 def attention_kernel_of_release(words: str) -> AttentionKernel | None:
     """The attention kernel of a release of a framework; None where it is its stack's own.
 
+    Parameters
+    ----------
+    words
+        Name and version of the framework, such as `NeMo 24.05`, with more behind it or not.
+
     >>> attention_kernel_of_release("NeMo 24.03.01 container")
     'cudnn-9.0'
     """
@@ -441,6 +472,11 @@ def attention_kernel_of_release(words: str) -> AttentionKernel | None:
 def fused_loss_in_words(words: str) -> bool | None:
     """True where a source says, with the release, that cross entropy is fused; None where it says nothing.
 
+    Parameters
+    ----------
+    words
+        What a file calls its framework.
+
     >>> fused_loss_in_words("Megatron-LM 23e00ed0, TE 2.11, cross-entropy fusion")
     True
     """
@@ -449,6 +485,11 @@ def fused_loss_in_words(words: str) -> bool | None:
 
 def attends_in_fp8(recipe: dict[str, Any]) -> bool:
     """Whether a recipe has its attention in FP8: by its own flag, or by its name and release.
+
+    Parameters
+    ----------
+    recipe
+        Flags by name, with the recipe's own `name` and the `tag` of its release.
 
     >>> attends_in_fp8({"tag": "v0.5.0", "name": "QWEN3_30B_A3B_PRETRAIN_CONFIG_GB300_FP8_MX_V1",
     ...                 "cuda_graph_impl": "full_iteration"})
@@ -464,6 +505,11 @@ def attends_in_fp8(recipe: dict[str, Any]) -> bool:
 def has_first_fp8_kernels(words: str) -> bool:
     """Whether a release of a framework has the first FP8 kernels for Blackwell.
 
+    Parameters
+    ----------
+    words
+        Name and version of the framework, with more behind it or not.
+
     >>> has_first_fp8_kernels("NeMo (MLPerf Training v5.0)")
     True
     """
@@ -471,7 +517,13 @@ def has_first_fp8_kernels(words: str) -> bool:
 
 
 def shard_group_size(words: object) -> int:
-    """Ranks of an optimizer shard group from a source's words, such as '8 ranks (within a node)'; 0: all."""
+    """Ranks of an optimizer shard group from a source's words, such as '8 ranks (within a node)'; 0: all.
+
+    Parameters
+    ----------
+    words
+        That begin with the number of ranks; any others stand for all.
+    """
     number = re.match(r"\s*(\d{1,7})\b", str(words))
     return int(number[1]) if number else 0
 
@@ -491,7 +543,13 @@ def recipe_switch(recipe: dict[str, Any], name: str) -> bool | None:
 
 
 def gradient_type_of(words: object) -> StateType | None:
-    """The type that gradients are reduced in from a source's words; None where they name none."""
+    """The type that gradients are reduced in from a source's words; None where they name none.
+
+    Parameters
+    ----------
+    words
+        That name fp32, bf16 or fp16 somewhere.
+    """
     named = (kind for name, kind in _GRADIENT_TYPES.items() if name in str(words).lower())
     return next(named, None)
 
@@ -499,6 +557,11 @@ def gradient_type_of(words: object) -> StateType | None:
 def cp_comm_kind(words: str | None) -> str:
     """`a2a` (heads for tokens), `p2p` (ring), `a2a+p2p` (both) or `all_gather`, from a framework's
     `cp_comm_type`.
+
+    Parameters
+    ----------
+    words
+        As Megatron or a source has it, in any case of letters; None is the ring, Megatron's default.
     """
     if words is None:
         return "p2p"
@@ -696,6 +759,13 @@ _NOT_PRICED = (
 
 def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") -> str:
     """How the cost model calls some modules together.
+
+    Parameters
+    ----------
+    modules
+        Names of Megatron's flag in any order, or one of `OFFLOADED_INPUTS` alone.
+    where
+        File and field, for messages.
 
     >>> offloaded_set(["moe_act", "expert_fc1"])
     'expert_fc1+moe_act'

@@ -89,12 +89,24 @@ class SourceFact(ClosedDocument):
     """Why such a pair is counted only."""
 
     def is_of(self, doc: StatedPairDoc) -> bool:
-        """Whether it is about a pair."""
+        """Whether it is about a pair.
+
+        Parameters
+        ----------
+        doc
+            A pair as its file has it: by source, fields and words of its note.
+        """
         has_fields = all(getattr(doc, name) == value for name, value in self.of.items())
         return doc.source.startswith(self.source) and has_fields and self.noted in str(doc.note)
 
     def completed(self, doc: StatedPairDoc) -> StatedPairDoc:
-        """The pair with the fields that it lacks, or that it says less exactly."""
+        """The pair with the fields that it lacks, or that it says less exactly.
+
+        Parameters
+        ----------
+        doc
+            A pair that this fact is about (`is_of`).
+        """
         states = dict(self.states)
         layout = {**states.pop("layout", {}), **(doc.layout or {})}
         new = {
@@ -145,7 +157,13 @@ class UnpricedPair:
 
 
 def is_pair_list(text: str) -> bool:
-    """Whether a document is a list of pairs: its root has `pairs`, or is a list of no runs."""
+    """Whether a document is a list of pairs: its root has `pairs`, or is a list of no runs.
+
+    Parameters
+    ----------
+    text
+        Of the whole file; it need not be valid YAML.
+    """
     roots = [line for line in text.splitlines() if re.match(r"[^\s#]", line)]
     return any(line.startswith("pairs:") for line in roots) or (
         bool(roots)

@@ -499,12 +499,24 @@ def _error_pct(predicted: float | None, measured: float | None) -> float | None:
 
 
 def summarise(rows: Sequence[ScoredRow]) -> ErrorSummary:
-    """Sums of the step-time errors of the rows that have one."""
+    """Sums of the step-time errors of the rows that have one.
+
+    Parameters
+    ----------
+    rows
+        Predicted or failed; a failed one counts with `FAILED_ERROR_PCT`.
+    """
     return _sums([(row.error_pct, row.failed is not None) for row in rows])
 
 
 def summarise_memory(rows: Sequence[ScoredRow]) -> ErrorSummary:
-    """Sums of the memory errors of the rows that have one."""
+    """Sums of the memory errors of the rows that have one.
+
+    Parameters
+    ----------
+    rows
+        As `summarise` takes them; those without a measured peak are left out.
+    """
     return _sums([(row.memory_error_pct, row.failed is not None) for row in rows])
 
 
@@ -528,7 +540,13 @@ def _sums(rows: Iterable[tuple[float | None, bool]]) -> ErrorSummary:
 
 
 def feasibility(rows: Sequence[ScoredRow]) -> Feasibility:
-    """Of the rows that say whether they ran, how many are told right. A failed row is told wrong."""
+    """Of the rows that say whether they ran, how many are told right. A failed row is told wrong.
+
+    Parameters
+    ----------
+    rows
+        Of which those without `measured` say nothing.
+    """
     fits = [(row.measured, _told_fit(row)) for row in rows if row.measured is not None]
     out_of_memory = [foreseen for measured, foreseen in fits if measured.out_of_memory]
     ran = [foreseen for measured, foreseen in fits if not measured.out_of_memory]
@@ -656,7 +674,13 @@ def _regret_sums(groups: Sequence[RegretGroup]) -> dict[str, Any]:
 
 
 def measured_steps(rows: Iterable[ScoredRow]) -> list[MeasuredStep]:
-    """The rows that have both a predicted and a measured step."""
+    """The rows that have both a predicted and a measured step.
+
+    Parameters
+    ----------
+    rows
+        Failed ones, and those with memory alone, are left out.
+    """
     return [
         MeasuredStep(
             run=row.run,

@@ -25,13 +25,13 @@ from meshwright.costmodel.calibration import (
 )
 from meshwright.costmodel.collectives import isolated_fabric
 from meshwright.costmodel.estimate import Stages
-from meshwright.costmodel.footprint import context_gib, stage_memory_gib
+from meshwright.costmodel.footprint import context_gib
 from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.documents import read_text
 from meshwright.errors import InputError
-from meshwright.planner.runs.prediction import arrangement
+from meshwright.planner.runs.prediction import arrangement, memory_of_ranks, peak_as_measured
 from meshwright.planner.runs.run_file import Run, read_runs
 
 STEP_NOISE = 0.05
@@ -48,8 +48,8 @@ _STEP = 0.02
 class Benchmark:
     """A rate that a benchmark reached, over what the cost model takes for it with the shipped constants."""
 
-    factor: str
-    """One of `NAMES`."""
+    factors: tuple[str, ...]
+    """Of `NAMES`, those whose product the rate moves with."""
     ratio: float
     noise: float
     """Relative: a benchmark alone is not a training step."""
@@ -70,15 +70,11 @@ class _Case:
         return float(np.asarray(exact_step(context, self.stages).seconds))
 
     def memory_gib(self, draft: Calibration | None) -> float:
-        """As the run measured it: of the first rank where only that was, with the context of the driver."""
-        measured = self.run.measured
-        peaks = stage_memory_gib(self.workload(draft), self.run.layout, self.stages)
-        peak = float(peaks.max())
-        if measured is not None and measured.first_rank:
-            peak = float(peaks[0])
-        if measured is not None and measured.from_driver:
-            peak += float(np.asarray(context_gib(self.run.layout)))
-        return peak
+        """As the run measured it; of a run without a measured peak, of its fullest rank."""
+        measured = self.run.measured if _peak_gib(self.run) is not None else None
+        layout = self.run.layout
+        parts = memory_of_ranks(self.workload(draft), layout, self.stages)
+        return peak_as_measured(parts, float(np.asarray(context_gib(layout))), measured)
 
 
 class Evidence:
@@ -196,8 +192,8 @@ class Evidence:
             else:
                 slopes[: len(steps), index] = (self._step_errors(moved) - steps) / _STEP
         for row, mark in enumerate(self.benchmarks, start=len(steps) + len(memory)):
-            index = NAMES.index(mark.factor)
-            slopes[row, index] = PRIORS[mark.factor].spread
+            for name in mark.factors:
+                slopes[row, NAMES.index(name)] = PRIORS[name].spread
         return slopes / self.noise[:, None]
 
     def goal(self) -> Goal:
@@ -234,7 +230,8 @@ def _beyond_limit(case: _Case, calibration: Calibration) -> float:
 
 
 def _log_factor(mark: Benchmark, x: Floats) -> float:
-    return math.log(PRIORS[mark.factor].at(float(x[NAMES.index(mark.factor)])))
+    moved = (PRIORS[name].at(float(x[NAMES.index(name)])) for name in mark.factors)
+    return math.log(math.prod(moved))
 
 
 # What `meshwright calibrate` reads: run files, and logs of nccl-tests.
@@ -289,13 +286,16 @@ def _rates(logs: Sequence[Path], cluster: ClusterSpec) -> list[Benchmark]:
         level = levels.names.index(measured.level)
         links = isolated_fabric(cluster, measured.gpus, deduplicated=False).links
         rates = links.bytes_per_s
+        factors: tuple[str, ...] = ("network",) if level else ("scale_up",)
         if measured.collective == "alltoall":
             rates = links.all_to_all_bytes_per_s
+            # Inside a node exchanges have a factor of their own, on top of that of the links.
+            factors = factors if level else ("scale_up", "exchange")
         usual = float(rates[level]) / (float(levels.gb_per_s[level]) * 1e9)
         ratio = measured.attained_fraction / usual
         benchmarks.append(
             Benchmark(
-                factor="scale_up" if level == 0 else "network",
+                factors=factors,
                 ratio=ratio,
                 noise=_LOG_NOISE,
                 words=f"{measured.source}: {measured.bus_gb_per_s:.3g} GB/s over {measured.level}, "

@@ -200,7 +200,7 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, sizes: Sizes, gpus: int) ->
         widths = ((gated * moe.moe_ffn_hidden, outside), (outside, moe.moe_ffn_hidden))
         groups = sorted({moe.experts, max(2, moe.experts // 4)} - {1})
         grouped = {
-            (rows * moe.top_k // count, columns, depth, count)
+            (max(rows * moe.top_k // count, 1), columns, depth, count)
             for (columns, depth), count, rows in product(widths, groups, sizes.tokens)
         }
         cases += [
@@ -542,7 +542,7 @@ class MachineReport:
         factors = self.calibration.factors
         return tuple(
             Benchmark(
-                factor=each.name,
+                factors=(each.name,),
                 ratio=float(getattr(factors, each.name)),
                 noise=MEASURED_BY[each.name][1],
                 words=each.sentence,

@@ -597,7 +597,7 @@ def _of_device(calibration: Calibration, words: str) -> Iterator[Benchmark]:
         if variance < _TELLING:
             mean = calibration.mean[index] / (1.0 - variance)
             yield Benchmark(
-                factor=name,
+                factors=(name,),
                 ratio=math.exp(spread * mean),
                 noise=spread * math.sqrt(variance / (1.0 - variance)),
                 words=f"{name} by the runs of {words}: {math.exp(spread * mean):.2f} of what is usual",

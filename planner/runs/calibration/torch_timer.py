@@ -197,7 +197,7 @@ class TorchTimer:
             times.append((time.perf_counter() - began) / calls)
         return Timing(seconds=float(np.median(times)), repeats=batches * calls, kernel=kernel)
 
-    def _random(self, *shape: int, precision: str = "bf16") -> Any:
+    def _random(self, *shape: int, precision: str) -> Any:
         """Normal numbers: how much power a product draws depends on its operands."""
         torch = self._torch
         kind = torch.float16 if precision == "fp16" else torch.bfloat16
@@ -257,13 +257,14 @@ class TorchTimer:
         torch = self._torch
         sequences, tokens, heads, kv_heads, width, value_width = case.sizes
         backward = case.kind == "attention-backward"
-        query = self._random(sequences, heads, tokens, width)
         # Heads of keys are repeated beforehand: not every kernel takes fewer of them.
-        repeats = heads // kv_heads
-        key = self._random(sequences, kv_heads, tokens, width).repeat_interleave(repeats, dim=1)
-        value = self._random(sequences, kv_heads, tokens, value_width)
-        value = value.repeat_interleave(repeats, dim=1)
-        tensors = [tensor.requires_grad_(backward) for tensor in (query, key, value)]
+        shapes = ((heads, width), (kv_heads, width), (kv_heads, value_width))
+        tensors = [
+            self._random(sequences, number, tokens, size, precision=case.precision)
+            .repeat_interleave(heads // number, dim=1)
+            .requires_grad_(backward)
+            for number, size in shapes
+        ]
         attend = torch.nn.functional.scaled_dot_product_attention
 
         def forward() -> Any:

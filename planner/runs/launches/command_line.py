@@ -67,13 +67,25 @@ def has_no_effect(kind: str, name: str, value: str = "true") -> bool:
 
 
 def changes_price(name: str) -> bool:
-    """Whether a flag or a key is known to change the price of a step, of whichever program it is."""
+    """Whether a flag or a key is known to change the price of a step, of whichever program it is.
+
+    Parameters
+    ----------
+    name
+        A flag with its dashes, or `section.key` of a document.
+    """
     kinds = [section for section in _sections() if section != _LAUNCHERS]
     return any(pattern.fullmatch(name) for kind in kinds for pattern, _ in _effects(kind).changes)
 
 
 def unread_words(name: str) -> str:
-    """What is said of a flag or a key that no reader takes."""
+    """What is said of a flag or a key that no reader takes.
+
+    Parameters
+    ----------
+    name
+        As its file writes it; it opens the sentence.
+    """
     if changes_price(name):
         return f"{name} is not read, and changes the price"
     return f"{name} is not read: nothing is known of it, and it may change the price"
@@ -166,22 +178,46 @@ class CommandLine:
         return CommandLine(words, self.where, self._job, self.variables)
 
     def after(self, words: Iterable[str]) -> CommandLine:
-        """The same words, none read yet, behind others that they win over."""
+        """The same words, none read yet, behind others that they win over.
+
+        Parameters
+        ----------
+        words
+            Flags and values that lose where both say something, since the last of a flag counts.
+        """
         return CommandLine([*words, *self.words], self.where, self._job, self.variables)
 
     def until(self, end: int) -> CommandLine:
-        """The words before a position, none read yet."""
+        """The words before a position, none read yet.
+
+        Parameters
+        ----------
+        end
+            Number of words that are kept, from 0.
+        """
         return CommandLine(self.words[:end], self.where, self._job, self.variables)
 
     def variable(self, name: str) -> str | None:
-        """The value of a variable: set for the command, `NAME=value`, or by the script."""
+        """The value of a variable: set for the command, `NAME=value`, or by the script.
+
+        Parameters
+        ----------
+        name
+            Without its dollar sign.
+        """
         set_here = [word for word in self.words if word.startswith(f"{name}=")]
         if set_here:
             return set_here[-1].partition("=")[2]
         return self.variables.get(name)
 
     def switch(self, flag: str) -> bool:
-        """Whether torchtitan's flag is on: its own, `--section.no-name`, or a value; the last one wins."""
+        """Whether torchtitan's flag is on: its own, `--section.no-name`, or a value; the last one wins.
+
+        Parameters
+        ----------
+        flag
+            With its dashes, and a section before the first point: `--section.name`.
+        """
         section, _, name = flag.partition(".")
         off = self._position(f"{section}.no-{name}")
         on = self._position(flag)
@@ -193,7 +229,13 @@ class CommandLine:
         return follows != "false"
 
     def has(self, flag: str) -> bool:
-        """Whether a flag is there; it counts as read."""
+        """Whether a flag is there; it counts as read.
+
+        Parameters
+        ----------
+        flag
+            With its dashes, as it is written: other spellings are other flags.
+        """
         return self._position(flag) is not None
 
     def text(self, flag: str, default: str | None = None) -> str | None:
@@ -264,7 +306,13 @@ class CommandLine:
         return float(value)
 
     def several(self, flag: str) -> list[str]:
-        """All values after a flag, up to the next one."""
+        """All values after a flag, up to the next one.
+
+        Parameters
+        ----------
+        flag
+            With its dashes; where it is repeated the last one counts.
+        """
         position = self._position(flag)
         if position is None:
             return []
@@ -309,7 +357,13 @@ class CommandLine:
         return [flag for flag, harmless in flags.items() if not harmless]
 
     def read_like(self, other: CommandLine) -> None:
-        """Takes as read what another reader has taken of the same words."""
+        """Takes as read what another reader has taken of the same words.
+
+        Parameters
+        ----------
+        other
+            That begins with these words; what it has behind them is not looked at.
+        """
         self._read |= {position for position in other._read if position < len(self.words)}
 
     def pairs(self) -> Iterator[tuple[str, str]]:
@@ -367,13 +421,25 @@ class Said:
         return next((value for value in values if value not in (None, [], "")), default)
 
     def has(self, word: str) -> bool:
-        """Whether the flag of a word is there, in any of its names."""
+        """Whether the flag of a word is there, in any of its names.
+
+        Parameters
+        ----------
+        word
+            Of the framework's record.
+        """
         argument = self._arguments[word]
         there = [self.line.has(flag) for flag in (argument.flag, *argument.also)]
         return any(there)
 
     def part(self, prefix: str) -> dict[str, Any]:
-        """All that lies in one field, such as `rope.scaling`, by the last of the word."""
+        """All that lies in one field, such as `rope.scaling`, by the last of the word.
+
+        Parameters
+        ----------
+        prefix
+            What stands before the last point of the words, such as `rope.scaling` of `rope.scaling.factor`.
+        """
         words = [word for word in self._arguments if word.rpartition(".")[0] == prefix]
         return {word.rpartition(".")[2]: self[word] for word in words}
 
@@ -407,7 +473,13 @@ class Said:
         return InputError(what, where=f"{self.line.where}: {self.flag(word)}", value=value)
 
     def flag(self, word: str) -> str:
-        """What the framework calls a word."""
+        """What the framework calls a word.
+
+        Parameters
+        ----------
+        word
+            Of the framework's record.
+        """
         return self._arguments[word].flag
 
     def _value(self, argument: Argument, flag: str) -> object:
@@ -469,7 +541,13 @@ def words_of(script: str, where: str) -> CommandLine:
 
 
 def number_in(text: str) -> int | None:
-    """A text of 1 to 18 digits as a number; None for any other."""
+    """A text of 1 to 18 digits as a number; None for any other.
+
+    Parameters
+    ----------
+    text
+        Digits alone: no sign, no space.
+    """
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 

@@ -42,6 +42,11 @@ def fields_of_line(line: CommandLine) -> dict[str, Any]:
 
     Several values make a list, and none true. Numbers that the script divides or multiplies are worked out.
 
+    Parameters
+    ----------
+    line
+        A training command with what stands before it; values end at the next flag, command or script.
+
     >>> fields_of_line(CommandLine("--bf16 --lora-r 8 --names a b --s $(expr 16 / 8)".split(), "x"))
     {'bf16': True, 'lora_r': 8, 'names': ['a', 'b'], 's': 2}
     """
@@ -67,7 +72,13 @@ def _ends_values(word: str) -> bool:
 
 
 def joined_sums(words: list[str]) -> list[str]:
-    """Words of a shell in which a sum with spaces, $(expr 16 / 8), is one word."""
+    """Words of a shell in which a sum with spaces, $(expr 16 / 8), is one word.
+
+    Parameters
+    ----------
+    words
+        As the shell splits them, in their order.
+    """
     joined: list[str] = []
     for word in words:
         open_before = (
@@ -126,7 +137,13 @@ def _value(words: list[str], line: CommandLine) -> Any:
 
 
 def scalar(word: str) -> Any:
-    """A word as a number or a switch where it is one."""
+    """A word as a number or a switch where it is one.
+
+    Parameters
+    ----------
+    word
+        In any case of letters where it is true, false, none or null.
+    """
     lowered = word.lower()
     if lowered in ("true", "false"):
         return lowered == "true"
@@ -141,7 +158,13 @@ def scalar(word: str) -> Any:
 
 
 def launched_gpus(line: CommandLine) -> int | None:
-    """Processes that torchrun, accelerate, deepspeed or swift starts; None where it is not said."""
+    """Processes that torchrun, accelerate, deepspeed or swift starts; None where it is not said.
+
+    Parameters
+    ----------
+    line
+        The flags of the launcher, and the variables NPROC_PER_NODE and NNODES.
+    """
     gpus = line.torchrun_gpus()
     if gpus is not None:
         return gpus
@@ -203,6 +226,15 @@ class NestedFields:
         return default if value is None else value
 
     def on(self, name: str, *, default: bool = False) -> bool:
+        """Whether a switch is true; numbers and words are not.
+
+        Parameters
+        ----------
+        name
+            Its path, as `section.key`; it counts as read.
+        default
+            Where it is absent or null.
+        """
         return self.get(name, default) is True
 
     def first(self, names: Iterable[str], default: Any = None) -> Any:
@@ -237,14 +269,26 @@ class NestedFields:
         return value
 
     def names(self, name: str) -> list[str]:
-        """A list of texts, empty where it is absent. Raises InputError for anything else."""
+        """A list of texts, empty where it is absent. Raises InputError for anything else.
+
+        Parameters
+        ----------
+        name
+            Its path, as `section.key`; it counts as read.
+        """
         value = self.get(name, [])
         if not isinstance(value, list):
             raise InputError("must be a list", where=f"{self.where}: {name}", value=value)
         return [str(each) for each in value]
 
     def half(self, name: str) -> str:
-        """bf16 or fp16 by the name of a type, bfloat16 by default. Raises InputError for other types."""
+        """bf16 or fp16 by the name of a type, bfloat16 by default. Raises InputError for other types.
+
+        Parameters
+        ----------
+        name
+            Its path, as `section.key`; it counts as read.
+        """
         said = self.get(name, "bfloat16")
         if said not in ("bfloat16", "float16"):
             what = "training in 32 bits has no price"
@@ -323,16 +367,37 @@ class NestedFields:
         return settings
 
     def refuse(self, what: str, *names: str) -> None:
-        """Raises InputError for the first of some values that is there and not off."""
+        """Raises InputError for the first of some values that is there and not off.
+
+        Parameters
+        ----------
+        what
+            Is said of the value.
+        names
+            Their paths; those up to the first that is on count as read.
+        """
         for name in names:
             if self.get(name):
                 raise InputError(what, where=f"{self.where}: {name}", value=self.values[name])
 
     def has_section(self, name: str) -> bool:
+        """Whether a value, or a section with any, is there; nothing counts as read.
+
+        Parameters
+        ----------
+        name
+            Its path, as `section.key`.
+        """
         return name in self.values or any(key.startswith(f"{name}.") for key in self.values)
 
     def unread(self, kind: str) -> list[str]:
-        """Paths that nobody has asked for and that may change the price."""
+        """Paths that nobody has asked for and that may change the price.
+
+        Parameters
+        ----------
+        kind
+            The program whose configuration it is, by its section of flag_effects.yaml.
+        """
         return [
             name
             for name, value in self.values.items()
@@ -344,6 +409,17 @@ class NestedFields:
 
 
 def nested_fields(document: Mapping[str, Any], place: str = "", depth: int = 0) -> dict[str, Any]:
+    """Values of a nested document by their path, `section.key`; lists and empty sections are values.
+
+    Parameters
+    ----------
+    document
+        Mappings in mappings.
+    place
+        Where it stands in the whole file; empty for the whole.
+    depth
+        Sections above it; what is too deep stays a mapping.
+    """
     leaves: dict[str, Any] = {}
     for key, value in document.items():
         name = f"{place}.{key}" if place else str(key)
@@ -359,7 +435,13 @@ _PRODUCT = re.compile(r"\$\{mul: *(\d{1,12}), *(\d{1,12})\}")
 
 
 def with_references(values: dict[str, Any]) -> dict[str, Any]:
-    """Values with what `${a.b}` and `${mul:2, 3}` stand for, as OmegaConf and NeMo-RL resolve them."""
+    """Values with what `${a.b}` and `${mul:2, 3}` stand for, as OmegaConf and NeMo-RL resolve them.
+
+    Parameters
+    ----------
+    values
+        Of nested documents by their path; a reference that leads nowhere is None.
+    """
     resolved = dict(values)
     for _ in range(_DEEPEST_SECTION):
         texts = {n: v for n, v in resolved.items() if isinstance(v, str) and "${" in v}

@@ -259,6 +259,15 @@ def with_synced_batches(run: LaunchRun, document: Mapping[str, Any], path: Path)
 
 
 def half_precision(document: dict[str, Any], where: str) -> str:
+    """bf16 or fp16 by the switch that is true or `auto`. Raises InputError where neither is.
+
+    Parameters
+    ----------
+    document
+        Of the configuration.
+    where
+        The file's name, for messages.
+    """
     for name in ("bf16", "fp16"):
         if document.get(name) in (True, "auto"):
             return name

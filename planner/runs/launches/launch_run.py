@@ -125,6 +125,11 @@ class LaunchRun:
     def not_read(self, *, has_images: bool) -> tuple[str, ...]:
         """Fields that were not understood, those of images among them that count in a run with some, or that
         leave open what it holds of them.
+
+        Parameters
+        ----------
+        has_images
+            Whether the run's model has an image encoder that its sequences use.
         """
         return (*self.unread, *(self.images.parts if has_images else self.images.sizes))
 

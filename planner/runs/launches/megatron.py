@@ -72,7 +72,13 @@ GPT2_VOCAB = 50_257
 
 
 def megatron_model(line: CommandLine) -> dict[str, Any]:
-    """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given."""
+    """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given.
+
+    Parameters
+    ----------
+    line
+        Flags of the architecture among others; those that are asked for count as read.
+    """
     said = Said(line, ARGUMENTS)
     pattern = hybrid_pattern(said)
     modules: list[str] = []
@@ -126,6 +132,11 @@ def names_sizes(said: Said) -> bool:
 
     With `--use-checkpoint-args` the checkpoint's sizes win (megatron/training/checkpointing.py,
     load_args_from_checkpoint).
+
+    Parameters
+    ----------
+    said
+        Flags of Megatron-LM or Megatron-DeepSpeed.
     """
     named = {word for word in (*_SIZES, "hybrid_pattern") if said.has(word)}
     needed = {"hidden", "heads", "hybrid_pattern" if "hybrid_pattern" in named else "layers"}
@@ -136,6 +147,11 @@ def leave_model_flags(said: Said) -> None:
     """Takes the flags of a model that is known from elsewhere as read: they do not describe it whole.
 
     Raises InputError for a size that is no number.
+
+    Parameters
+    ----------
+    said
+        Flags beside a model whose sizes are known without them.
     """
     line = said.line
     for word in _SIZES:
@@ -152,6 +168,11 @@ def hybrid_pattern(said: Said) -> str | None:
     """The block of each layer, chunks apart by |, and behind / those of each prediction module; None without.
 
     Raises InputError for blocks not known, and for modules that differ.
+
+    Parameters
+    ----------
+    said
+        Flags of Megatron; that of the pattern counts as read.
     """
     pattern: str | None = said["hybrid_pattern"]
     if pattern is None:
@@ -666,8 +687,8 @@ def _stages(said: Said, pp: int, layers: int) -> dict[str, Any]:
         vpp = layers // (pp * layers_per_chunk)
     first = line.integer("--decoder-first-pipeline-num-layers", 0)
     last = line.integer("--decoder-last-pipeline-num-layers", 0)
-    if pp > 1 and (first or last) and not vpp:
-        return {"stages": [[count] for count in _uneven_ends(layers, pp, first, last)]}
+    if pp > 1 and (first or last):
+        return _uneven_stages(_uneven_ends(layers, pp, first, last), max(vpp, 1), line.where)
     settings: dict[str, Any] = {"vpp": vpp} if vpp > 1 else {}
     if len(ends) == len(_END_SLOTS):
         for flag in ends:
@@ -689,6 +710,22 @@ def _chunk_stages(chunks: tuple[int, ...], pp: int, where: str) -> dict[str, Any
         raise InputError(f"has {len(chunks)} stages, which pp {pp} does not divide", where=where)
     stages = [list(chunks[rank::pp]) for rank in range(pp)]
     return {"vpp": len(chunks) // pp, "stages": stages}
+
+
+def _uneven_stages(ranks: list[int], vpp: int, where: str) -> dict[str, Any]:
+    """Stages of ranks whose virtual stages are alike.
+
+    Megatron refuses other numbers of layers (megatron/core/transformer/transformer_block.py,
+    get_num_layers_to_build).
+    """
+    uneven = [count for count in ranks if count % vpp]
+    if uneven:
+        what = (
+            f"has a pipeline stage of {uneven[0]} layers, which {vpp} virtual stages do not divide"
+        )
+        raise InputError(what, where=where)
+    settings: dict[str, Any] = {"stages": [[count // vpp] * vpp for count in ranks]}
+    return settings | ({"vpp": vpp} if vpp > 1 else {})
 
 
 def _uneven_ends(layers: int, pp: int, first: int, last: int) -> list[int]:

@@ -252,7 +252,13 @@ _READ = frozenset(
 
 
 def is_trainer(fields: Mapping[str, Any]) -> bool:
-    """Whether a mapping, of a YAML file or of flags, is for a script on transformers' Trainer."""
+    """Whether a mapping, of a YAML file or of flags, is for a script on transformers' Trainer.
+
+    Parameters
+    ----------
+    fields
+        By their names without dashes.
+    """
     return _MICRO_BATCH in fields and (_MODEL in fields or _SWIFT_MODEL in fields)
 
 
@@ -265,6 +271,11 @@ _STAGED = re.compile(
 
 def trl_stage(line: CommandLine) -> str | None:
     """What a command of TRL trains, such as sft or dpo; None for other scripts.
+
+    Parameters
+    ----------
+    line
+        With the program's name: `trl sft`, or the path of a script.
 
     >>> trl_stage(CommandLine("accelerate launch examples/scripts/sft_vlm.py --bf16".split(), "x"))
     'sft'
@@ -688,6 +699,11 @@ class SwiftCommand(NamedTuple):
 
 def swift_command(line: CommandLine) -> SwiftCommand | None:
     """The first `swift sft` or `megatron sft` of a script, or another stage; None where there is none.
+
+    Parameters
+    ----------
+    line
+        Of a script that may hold several commands.
 
     >>> found = swift_command(CommandLine("swift sft --model x && swift infer --stream true".split(), "x"))
     >>> found.line.words[-1], found.by_megatron

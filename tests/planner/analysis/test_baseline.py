@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.costmodel.calibration import Factors
 from meshwright.errors import InputError
-from meshwright.planner.analysis.waterfall import read_baseline, setup_of_plan, with_baseline
+from meshwright.planner.analysis.waterfall import (
+    read_baseline,
+    setup_of_plan,
+    waterfall,
+    with_baseline,
+)
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import BaselineDoc, Plan
 from meshwright.planner.plan.make_plan import fastest_plan
@@ -86,6 +92,16 @@ def test_the_bars_add_up_to_the_difference(
     alone_s = sum(bar.alone_s or 0.0 for bar in document.waterfall)
     assert alone_s + document.interactions_s == pytest.approx(difference_s, rel=1e-9)
     assert document.speed_up == pytest.approx(document.step_time_s / plan.predicted.step_time_s)
+
+
+def test_clusters_of_one_name_are_two(plan: Plan) -> None:
+    """With today's on slower links the way ended at today's step, as "ranks placed as planned"."""
+    end = setup_of_plan(plan)
+    slower = end.workload.cluster.model_copy(update={"nvlink_gb_per_s": 50, "nic_gbps_per_gpu": 20})
+    today = replace(end, workload=replace(end.workload, cluster=slower))
+    fall = waterfall(today, end)
+    assert [bar.change for bar in fall.changes] == [f"{slower.name} as planned"]
+    assert fall.difference_s == end.step_time_s - today.step_time_s < 0
 
 
 def test_a_change_alone_is_the_price_of_the_run_with_it(tmp_path: Path) -> None:

@@ -20,10 +20,12 @@ from meshwright.cluster_specs.reader import MixedClusterSpec, PartSpec
 from meshwright.costmodel.mixed import hand_overs_s
 from meshwright.costmodel.rank_load import chunk_loads
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.analysis.neighbours import parts_neighbours
 from meshwright.planner.analysis.timeline import trace_of
 from meshwright.planner.launch.plan_files import mixed_files
 from meshwright.planner.mixed.document import MixedRequest, Pipeline
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, promising_rows
+from meshwright.planner.mixed.service import make_mixed_plan
 from meshwright.planner.mixed.verify import mixed_faults
 from tests.planner.mixed.plain_oracle import step_times_s
 from tests.planner.mixed.test_mixed_optimum import asked, compare, other_part
@@ -148,6 +150,24 @@ def test_stages_of_both_parts_begin_at_an_indexer(seed: int) -> None:
     request = with_model(asked(seed), model, draw)
     assert model.stage_begins
     check_kernels(request, seed, 3)
+
+
+def test_neighbours_of_a_plan_begin_at_an_indexer() -> None:
+    """Each change was said to break the rule, by an even split that no pipeline of the model has."""
+    draw = random.Random("indexers 1")
+    fields = sharing_indexers(draw, 7).model_dump(exclude_unset=True)
+    fields |= {"attention_order": "FffffFf", "tied_embeddings": False}
+    request = with_model(asked(1), ModelSpec.model_validate(fields), draw)
+    plan = make_mixed_plan(request).document
+    assert plan.layout is not None
+    assert plan.layout.stages == [[5], [2]]
+    changes = {each.change: each for each in parts_neighbours(plan)}
+    assert "as many layers on every rank" not in changes
+    assert changes["zero_stage 1 -> 0"].layers == [5, 2]
+    assert not any("reuses" in (each.broken or "") for each in changes.values())
+    assert changes["pp 2 -> 4, dp 2 -> 1"].broken == (
+        "pp = 4, the model has 7 layers, at 2 of which a stage may begin"
+    )
 
 
 @pytest.mark.soak

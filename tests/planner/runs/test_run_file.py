@@ -17,7 +17,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.catalog import nearest_stack
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.plan.texts import workload_of_plan
-from meshwright.planner.runs.prediction import predict_run, prediction_of, price_run
+from meshwright.planner.runs.prediction import arrangement, predict_run, prediction_of, price_run
 from meshwright.planner.runs.run_file import (
     MAX_FILE_BYTES,
     Run,
@@ -872,3 +872,14 @@ def test_a_file_of_another_kind_is_told_what_reads_it(
     with pytest.raises(InputError) as error:
         read_runs(path)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_stages_that_nobody_states_begin_where_they_may(pp: int) -> None:
+    """Layers of GLM-5.2 reuse what an indexer chose; 78 layers over 4 or 8 ranks were split amidst them."""
+    settings = {"seq_len": 4096, "global_batch": 512, "pp": pp, "gpus": 512, "ep": 8}
+    run = run_from_mapping({"model": "glm-5.2", "cluster": "dgx-h200", "run": settings}, where="t")
+    stages, _ = arrangement(run)
+    ends = [sum(map(sum, stages[:rank])) for rank in range(1, pp)]
+    assert set(ends) <= set(run.workload.model.stage_begins)
+    assert sum(map(sum, stages)) == 78

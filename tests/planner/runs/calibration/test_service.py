@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from meshwright.costmodel.calibration import NAMES, Calibration, Factors
+from meshwright.costmodel.calibration import NAMES, PRIORS, Calibration, Factors
 from meshwright.errors import InputError
 from meshwright.planner.report.run_view import calibration_view
-from meshwright.planner.runs.calibration.evidence import Benchmark
+from meshwright.planner.runs.calibration.evidence import Benchmark, Evidence, read_sources
 from meshwright.planner.runs.calibration.service import (
     CalibrationReport,
     calibrate_runs,
@@ -193,9 +194,40 @@ def test_runs_without_a_measurement_are_refused() -> None:
 
 @pytest.mark.slow
 def test_a_benchmark_moves_its_factor() -> None:
-    mark = Benchmark(factor="network", ratio=0.7, noise=0.05, words="a log")
+    mark = Benchmark(factors=("network",), ratio=0.7, noise=0.05, words="a log")
     report = calibrate_runs(measured_runs(Factors(), 2), benchmarks=[mark], suggest=False)
     assert 0.65 < report.calibration.factors.network < 0.85
+
+
+_LOG = """\
+# Collective test starting: {}_perf
+{}
+#       size         count      type   redop    root     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)
+  1073741824     268435456     float     sum      -1   6000.0  180.00  {}      0
+"""
+_RANKS = "\n".join(
+    f"#  Rank  {rank} Group  0 Pid  1 on  node0 device  {rank} [0x00] NVIDIA A100-SXM4-80GB"
+    for rank in range(8)
+)
+
+
+def test_exchanges_inside_a_node_have_a_factor_of_their_own(tmp_path: Path) -> None:
+    """Logs of a slow all-to-all counted as slow links, against those of a quick all-reduce of the node."""
+    logs = {"all_reduce": "200.00", "alltoall": "100.00"}
+    for name, bus in logs.items():
+        (tmp_path / name).write_text(_LOG.format(name, _RANKS, bus), encoding="utf-8")
+    runs = measured_runs(Factors(), 1)
+    _, (ring, exchange) = read_sources([tmp_path / name for name in logs], runs)
+    assert (ring.factors, exchange.factors) == (("scale_up",), ("scale_up", "exchange"))
+    x = np.zeros(len(NAMES))
+    evidence = Evidence(runs, stack(Factors()), [ring, exchange])
+    links, swaps = PRIORS["scale_up"].at(1.0), PRIORS["exchange"].at(-2.0)
+    x[[NAMES.index("scale_up"), NAMES.index("exchange")]] = 1.0, -2.0
+    expected = np.log([links / ring.ratio, links * swaps / exchange.ratio])
+    assert evidence.errors(x)[-2:] * ring.noise == pytest.approx(expected)
+    before = evidence.errors(np.zeros(len(NAMES)))
+    assert evidence.slopes(x)[-2:] @ x == pytest.approx(evidence.errors(x)[-2:] - before[-2:])
 
 
 @pytest.mark.soak

@@ -19,7 +19,7 @@ from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.command_line import CommandLine
-from meshwright.planner.runs.launches.megatron import megatron_model
+from meshwright.planner.runs.launches.megatron import from_megatron, megatron_model
 from meshwright.planner.runs.launches.reader import complete, price_launch, read_launch
 from meshwright.planner.runs.run_file import read_runs, run_from_mapping
 from tests.plans import make_plan
@@ -95,6 +95,25 @@ def test_what_we_write_is_read_back(plan: Plan, name: str, given: str, tmp_path:
     assert found.unread == ()
     if run.stages is not None:
         assert [list(rank) for rank in run.stages] == plan.layout.stages
+
+
+_UNEVEN = (
+    "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 "
+    "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers {} "
+    "--decoder-last-pipeline-num-layers 6 --num-virtual-stages-per-pipeline-rank {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "stages"), [(2, [[3, 3], [5, 5], [5, 5], [3, 3]]), (1, [[6], [10], [10], [6]])]
+)
+def test_virtual_stages_of_uneven_ends_are_alike(chunks: int, stages: list[list[int]]) -> None:
+    """They were read as an even split, and nothing was said of the flags."""
+    run = from_megatron(CommandLine(_UNEVEN.format(6, chunks).split(), "x"))
+    assert run.settings["stages"] == stages
+    assert run.settings.get("vpp", 1) == chunks
+    with pytest.raises(InputError, match="5 layers, which 2 virtual stages do not divide"):
+        from_megatron(CommandLine(_UNEVEN.format(5, 2).split(), "x"))
 
 
 def test_fp8_is_priced_by_its_recipe(tmp_path: Path) -> None:
