@@ -486,3 +486,12 @@ def test_a_link_in_the_folder_of_a_batch_leads_nowhere(tmp_path: Path, link: str
         run_batch(path, folder, options=BatchOptions(cache=None, force=True), listener=Quiet())
     assert [entry.name for entry in others.parent.iterdir()] == ["a"]
     assert (others / "precious").read_text(encoding="utf-8") == "x"
+
+
+def test_thousands_of_jobs_alike_are_numbered_at_once(tmp_path: Path) -> None:
+    matrix = {key: [value] for key, value in SMALL.items()} | {"gpus": [8] * 20_000}
+    began = time.process_time()
+    jobs = read_jobs(jobs_file(tmp_path, {"matrix": matrix}))
+    assert len({job.name for job in jobs}) == 20_000
+    assert jobs[-1].name.endswith("-20000")
+    assert time.process_time() - began < 15
