@@ -432,6 +432,20 @@ def say(text: str = "", *, err: bool = False) -> None:
     OSError
         Where it cannot be written otherwise, as on a full disk.
     """
+    _print(_escaped(text), err=err)
+
+
+def _escaped(text: str) -> str:
+    """The text with what could steer a terminal as JSON escapes it: names of a file may hold anything."""
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else json.dumps(letter)[1:-1]
+        for letter in text
+    )
+
+
+def _print(text: str, *, err: bool = False) -> None:
     try:
         click.echo(text, err=err)
     except OSError as error:
@@ -534,7 +548,8 @@ def show(view: View) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     if not encoding.lower().startswith("utf"):
         shown = shown.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
-    say(shown)
+    # Its cells are free of control characters; colours are not.
+    _print(shown)
 
 
 def answer(
@@ -655,7 +670,7 @@ class ProgressLine:
         now = time.monotonic() - self._start
         self._next = now + 0.1
         width = (os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_WIDTH) - 1
-        words = f"{now:6.1f} s  {self._text}".translate(_ONE_LINE)
+        words = _escaped(f"{now:6.1f} s  {self._text}".translate(_ONE_LINE))
         self._write(f"\r\x1b[K{words[:width]}")
 
     def _write(self, text: str) -> None:

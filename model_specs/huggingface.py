@@ -496,7 +496,7 @@ def left_out(config: ConfigFields) -> tuple[str, ...]:
     ('initializer_range 0.5',)
     """
     named = [
-        f"{name} {_shown(value)}"[:300]
+        f"{name if name.isprintable() else shown(name)} {_shown(value)}"[:300]
         for name, value in config.unread()
         if name.rpartition(".")[2] not in WITHOUT_EFFECT
         and not any(_same(value, usual) for usual in AS_LAUNCHED.get(name.rpartition(".")[2], ()))

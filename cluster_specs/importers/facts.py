@@ -13,6 +13,7 @@ from meshwright.errors import InputError, shown
 
 MOST_NODES = 131_072
 """As many nodes as a cluster file may list."""
+LONGEST_SENTENCE = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,10 @@ class SourceText:
         line
             From 1.
         what
-            The sentence.
+            The sentence; cut where a name in it has no end.
         """
-        return InputError(f"{self.name}:{line}: {what}")
+        end = " ..." if len(what) > LONGEST_SENTENCE else ""
+        return InputError(f"{self.name}:{line}: {what[:LONGEST_SENTENCE]}{end}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +163,9 @@ def _expand_one(expression: str, limit: int) -> list[str]:
     ranges = [[_bounds(part) for part in bracket.split(",")] for bracket in brackets]
     count = prod(sum(last - first + 1 for first, last, _ in parts) for parts in ranges)
     if count > limit:
+        names = shown(count) if count < 10**50 else "too many"
         raise InputError(
-            f"{expression[:80]!r} stands for {count} names, more than the {limit} left"
+            f"{expression[:80]!r} stands for {names} names, more than the {limit} left"
         )
     if not brackets:
         return [expression]

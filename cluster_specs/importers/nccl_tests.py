@@ -17,7 +17,7 @@ from meshwright.cluster_specs.allocation import FabricLevels, full_levels, leaf_
 from meshwright.cluster_specs.importers.facts import FileFacts, SourceText
 from meshwright.cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
 
-_TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err)>:|\d+: |\[\d+\] ")
+_TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err)>:|(?<!\d)\d+: |\[\d+\] ")
 _DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+(\d+)\s")
 _NAMED = re.compile(
     r"\b(all_reduce|all_gather|reduce_scatter|alltoall|sendrecv|broadcast|reduce|gather|scatter|hypercube)_perf"

@@ -33,7 +33,7 @@ _KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSize
 _PRINTED = ("Level", "BlockIndex")
 """What `scontrol show topology` adds; neither says more than the names."""
 _CANONICAL = {key.lower(): key for key in (*_KEYS, *_PRINTED)}
-_TITLE = re.compile(r"#\s*([A-Za-z0-9._-]+)=(\S.*?)\s*")
+_TITLE = re.compile(r"#\s*([A-Za-z0-9._-]+)=(\S(?:.*\S)?)\s*")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -780,17 +780,23 @@ def _identity(jobs: list[Job]) -> str:
 
 def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
     """A plan's folder appears whole: it is written under another name, then renamed."""
-    staging = folder / _STAGING
-    staging.mkdir(exist_ok=True)
+    staging = _own_folder(folder / _STAGING)
     half = Path(tempfile.mkdtemp(dir=staging))
     write_files(half, files)
     half.chmod(0o755)
-    target = folder / PLANS / name
-    target.parent.mkdir(exist_ok=True)
+    target = _own_folder(folder / PLANS) / name
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InputError(f"{target} is not a folder: it is not replaced. Remove it first.")
     remove_folder(target)  # Written before a kill, but not yet in the journal.
     half.rename(target)
+
+
+def _own_folder(path: Path) -> Path:
+    """A folder in a batch's own, made if need be; a link would have others' files removed."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link out of the batch's folder. Remove it first.")
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def _write_results(folder: Path, rows: list[dict[str, Any]], formats: tuple[str, ...]) -> list[str]:
@@ -798,7 +804,7 @@ def _write_results(folder: Path, rows: list[dict[str, Any]], formats: tuple[str,
     for name in formats:
         data = RESULT_FORMATS[name](rows)
         target = folder / f"results.{name}"
-        temporary = folder / f".results.{name}.part"
+        temporary = _own_folder(folder / _STAGING) / target.name
         try:
             with uninterrupted():
                 with temporary.open("wb") as stream:

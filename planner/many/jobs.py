@@ -248,11 +248,13 @@ def _names(entries: list[_Entry], where: str) -> list[str]:
             raise InputError(what, where=f"{where}: {place}.name", value=name)
         names[index] = name
         taken.add(name.lower())
+    waiting: dict[str, Iterator[str]] = {}
     for index, (_, fields) in enumerate(entries):
         if index not in names:
             values = [fields.get(key) for key in _NAMED_BY]
             plain = "-".join(_slug(value) for value in values if value is not None) or "job"
-            names[index] = next(name for name in _numbered(plain) if name.lower() not in taken)
+            numbered = waiting.setdefault(plain, _numbered(plain))
+            names[index] = next(name for name in numbered if name.lower() not in taken)
             taken.add(names[index].lower())
     return [names[index] for index in range(len(entries))]
 

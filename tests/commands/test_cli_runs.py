@@ -485,3 +485,32 @@ def test_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
     assert "x?[31my [bold]" in result.stdout
+
+
+def test_what_a_file_names_cannot_steer_the_terminal_from_warnings_errors_and_documents(
+    tmp_path: Path,
+) -> None:
+    hostile = "x\x1b]0;t\x07\x9b2J\u202e\noptimal: all is well"
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        hostile: 1,
+    }
+    path = write(tmp_path / "config.json", config)
+    asked = ("--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "8", "--seq-len", "4096")
+    for form in ([], ["--json"]):
+        answer = run("plan", path, *asked, "--pin", "tp=8,pp=1,micro_batch=1", *form)
+        assert answer.exit_code == 0
+        for text in (answer.stdout, answer.stderr):
+            assert all(line.isprintable() for line in text.split("\n"))
+            assert "optimal: all is well" not in text.split("\n")
+        assert bool(form) or "warning: the model's file says 'x\\x1b]0;t" in answer.stderr
+    assert json.loads(answer.stdout)
+    refused = run("model", write(tmp_path / "model.yaml", {"name": "x", hostile: 1}))
+    assert refused.exit_code == 2
+    assert all(line.isprintable() for line in refused.stderr.splitlines())

@@ -470,3 +470,28 @@ def test_jobs_on_clusters_with_parts_are_planned_too(tmp_path: Path) -> None:
     refused = do_job({**fields, "train": "qlora"}, None)["row"]
     assert refused["status"] == "failed"
     assert "plan on one part alone" in refused["message"]
+
+
+@pytest.mark.parametrize("link", ["plans", ".staging"])
+def test_a_link_in_the_folder_of_a_batch_leads_nowhere(tmp_path: Path, link: str) -> None:
+    """What lies behind it is of others: nothing there is removed or written."""
+    others = tmp_path / "others" / "a"
+    others.mkdir(parents=True)
+    (others / "precious").write_text("x", encoding="utf-8")
+    folder = tmp_path / "batch"
+    folder.mkdir()
+    (folder / link).symlink_to(others.parent, target_is_directory=True)
+    path = jobs_file(tmp_path, {"jobs": [{"name": "a", **FEW}]})
+    with pytest.raises(InputError, match="link out of the batch's folder"):
+        run_batch(path, folder, options=BatchOptions(cache=None, force=True), listener=Quiet())
+    assert [entry.name for entry in others.parent.iterdir()] == ["a"]
+    assert (others / "precious").read_text(encoding="utf-8") == "x"
+
+
+def test_thousands_of_jobs_alike_are_numbered_at_once(tmp_path: Path) -> None:
+    matrix = {key: [value] for key, value in SMALL.items()} | {"gpus": [8] * 20_000}
+    began = time.process_time()
+    jobs = read_jobs(jobs_file(tmp_path, {"matrix": matrix}))
+    assert len({job.name for job in jobs}) == 20_000
+    assert jobs[-1].name.endswith("-20000")
+    assert time.process_time() - began < 15
