@@ -485,10 +485,10 @@ class PlanTraffic:
     def document(self) -> dict[str, Any]:
         """What `traffic --json` prints, without `schema`."""
         axes = sorted({axis for level in self.levels for axis in level.by_axis})
-        binding = self.binding
+        binding, kinds = self.binding, patterns(self)
         return {
             "levels": [dict(vars(level)) for level in self.levels],
-            "axes": {axis: _axis_document(self, axis) for axis in axes},
+            "axes": {axis: _axis_document(self, axis, kinds[axis]) for axis in axes},
             "groups_bytes_per_gpu": dict(vars(self.groups)),
             "groups": _groups_document(self.use),
             "cuts": [_cut_document(cut) for cut in self.cuts],
@@ -631,9 +631,9 @@ def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
     }
 
 
-def _axis_document(traffic: PlanTraffic, axis: str) -> dict[str, Any]:
+def _axis_document(traffic: PlanTraffic, axis: str, kind: AxisPattern) -> dict[str, Any]:
     """The kind of traffic, what a rank sends over each level in a step, and the busiest receiver."""
-    row: dict[str, Any] = dict(vars(patterns(traffic)[axis]))
+    row: dict[str, Any] = dict(vars(kind))
     row["operations_per_step"] = traffic.operations.get(axis)
     row["bytes_per_step"] = {
         level.level: level.by_axis[axis] for level in traffic.levels if axis in level.by_axis
@@ -876,9 +876,8 @@ def rank_matrix_csv(axes: Sequence[AxisFlow], ranks: int, most_pairs: int = MOST
     InputError
         Where there are more pairs.
     """
-    pairs = sum(
-        flow.groups.size * (flow.members - 1 if flow.kind == "all-to-all" else 2) for flow in axes
-    )
+    receivers = {"ring": 1, "chain": 2}
+    pairs = sum(flow.groups.size * receivers.get(flow.kind, flow.members - 1) for flow in axes)
     if pairs > most_pairs:
         raise InputError(
             f"{pairs:,} pairs of ranks exchange something, at most {most_pairs:,} are written; the page of "
