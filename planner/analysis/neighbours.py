@@ -148,13 +148,20 @@ def neighbours(plan: Plan) -> list[Neighbour]:
         return []
     workload, layout = workload_of_plan(plan), layout_from_document(plan.layout)
     space, near = PrintedSpace.of_plan(plan), _Near(workload, plan.layout)
-    priced = [
-        replace(
-            _neighbour(near, change, changed, plan),
-            outside=space.outside(layout_document(changed, ((0,),))),
+    priced = []
+    for change, changed in layout_changes(layout, workload):
+        price = near.best_split(changed)
+        seconds = price.step_time_s
+        priced.append(
+            Neighbour(
+                change=change,
+                step_time_s=seconds,
+                slower_pct=None if seconds is None else _slower_pct(plan, seconds),
+                broken=price.broken,
+                settings=_settings_of(changed, layout),
+                outside=space.outside(layout_document(changed, ((0,),))),
+            )
         )
-        for change, changed in layout_changes(layout, workload)
-    ]
     return sorted(priced, key=_cheapest_first)
 
 
@@ -286,18 +293,6 @@ class NearPrice:
     """Of the fullest GPU; None where the layers cannot be split."""
     broken: str | None = None
     """The first rule that is broken, in words."""
-
-
-def _neighbour(near: _Near, change: str, layout: Layout, plan: Plan) -> Neighbour:
-    assert plan.layout is not None
-    price = near.best_split(layout)
-    return Neighbour(
-        change=change,
-        step_time_s=price.step_time_s,
-        slower_pct=None if price.step_time_s is None else _slower_pct(plan, price.step_time_s),
-        broken=price.broken,
-        settings=_settings_of(layout, layout_from_document(plan.layout)),
-    )
 
 
 class _UnderMappings:

@@ -96,10 +96,10 @@ def trace_of(plan: AnyPlan, num_micro_batches: int | None = None) -> Trace:
             f"draw the first {MOST_PASSES // (chunks * kinds)} or fewer"
         )
     drawn = _drawn_parts(plan) if isinstance(plan, MixedPlan) else _drawn(plan, plan.predicted)
-    played = _played(drawn, layout, m)
+    timeline, parts_s = _played(drawn, layout, m)
     return Trace(
-        timeline=played.timeline,
-        parts_s=played.parts_s,
+        timeline=timeline,
+        parts_s=parts_s,
         p2p_s=drawn.p2p_s,
         sent_s=drawn.sent_s,
         memory_gib=tuple(drawn.memory_gib),
@@ -153,12 +153,10 @@ def _memory(peak_gib: float, parts: Mapping[str, float] | None) -> tuple[float, 
     return peak_gib - activations_gib, activations_gib
 
 
-class _Played(NamedTuple):
-    timeline: Timeline
-    parts_s: dict[Work, dict[str, list[float]]]
-
-
-def _played(drawn: _Drawn, layout: Layout, m: int) -> _Played:
+def _played(
+    drawn: _Drawn, layout: Layout, m: int
+) -> tuple[Timeline, dict[Work, dict[str, list[float]]]]:
+    """The passes of so many micro-batches in time, and `Trace.parts_s`."""
     stages = drawn.stages
     v_shaped = traits(int(layout.schedule)).v_shaped
     passes = [vars(chunk_passes(context, stages)) for context, _ in drawn.segments]
@@ -201,7 +199,7 @@ def _played(drawn: _Drawn, layout: Layout, m: int) -> _Played:
         )
     except ValueError as error:
         raise InputError(f"--micro-batches: {m} cannot be drawn alone: {error}") from error
-    return _Played(timeline, parts_s)
+    return timeline, parts_s
 
 
 def _along(drawn: _Drawn, by_segment: Sequence[NDArray[np.float64] | None]) -> NDArray[np.float64]:
@@ -566,10 +564,8 @@ def _even_runs(periods_s: list[float]) -> Iterator[range]:
 
 
 def _passes(trace: Trace, begin_s: float, end_s: float) -> Iterator[list[Any]]:
-    timeline = trace.timeline
-    for rank, order in enumerate(timeline.passes):
-        played = zip(order, timeline.starts_s[rank], timeline.ends_s[rank], strict=True)
-        for step, start_s, stop_s in played:
-            if start_s < end_s and stop_s > begin_s:
-                shown = (max(start_s, begin_s), min(stop_s, end_s))
+    for rank, played in enumerate(_played_passes(trace)):
+        for each in played:
+            if each.start_s < end_s and each.end_s > begin_s:
+                step, shown = each.step, (max(each.start_s, begin_s), min(each.end_s, end_s))
                 yield [rank, step.work.value, step.micro_batch, step.chunk, *shown]

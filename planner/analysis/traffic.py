@@ -484,7 +484,32 @@ class PlanTraffic:
 
     def document(self) -> dict[str, Any]:
         """What `traffic --json` prints, without `schema`."""
-        return traffic_document(self)
+        axes = sorted({axis for level in self.levels for axis in level.by_axis})
+        binding, kinds = self.binding, patterns(self)
+        return {
+            "levels": [dict(vars(level)) for level in self.levels],
+            "axes": {axis: _axis_document(self, axis, kinds[axis]) for axis in axes},
+            "groups_bytes_per_gpu": dict(vars(self.groups)),
+            "groups": _groups_document(self.use),
+            "cuts": [_cut_document(cut) for cut in self.cuts],
+            "binding": None if binding is None else _cut_document(binding),
+            "uplinks": None
+            if self.uplinks is None
+            else {
+                "leaf_bytes": self.uplinks.leaf_bytes.tolist(),
+                "pod_bytes": self.uplinks.pod_bytes.tolist(),
+                "busiest_s": self.uplinks.busiest_s,
+                "total_s": self.uplinks.total_s,
+            },
+            "broken": list(self.broken),
+            "oversubscription": None
+            if self.non_blocking_s is None
+            else {
+                "step_time_s": self.step_time_s,
+                "non_blocking_step_time_s": self.non_blocking_s,
+                "loss_s": self.step_time_s - self.non_blocking_s,
+            },
+        }
 
 
 def traffic_of(plan: AnyPlan) -> PlanTraffic | PartsTraffic:
@@ -570,36 +595,6 @@ def _uplinks(plan: Plan, layout: Layout) -> Loads | None:
         return None
 
 
-def traffic_document(traffic: PlanTraffic) -> dict[str, Any]:
-    """What `traffic --json` prints, without `schema`."""
-    axes = sorted({axis for level in traffic.levels for axis in level.by_axis})
-    binding = traffic.binding
-    return {
-        "levels": [dict(vars(level)) for level in traffic.levels],
-        "axes": {axis: _axis_document(traffic, axis) for axis in axes},
-        "groups_bytes_per_gpu": dict(vars(traffic.groups)),
-        "groups": _groups_document(traffic.use),
-        "cuts": [_cut_document(cut) for cut in traffic.cuts],
-        "binding": None if binding is None else _cut_document(binding),
-        "uplinks": None
-        if traffic.uplinks is None
-        else {
-            "leaf_bytes": traffic.uplinks.leaf_bytes.tolist(),
-            "pod_bytes": traffic.uplinks.pod_bytes.tolist(),
-            "busiest_s": traffic.uplinks.busiest_s,
-            "total_s": traffic.uplinks.total_s,
-        },
-        "broken": list(traffic.broken),
-        "oversubscription": None
-        if traffic.non_blocking_s is None
-        else {
-            "step_time_s": traffic.step_time_s,
-            "non_blocking_step_time_s": traffic.non_blocking_s,
-            "loss_s": traffic.step_time_s - traffic.non_blocking_s,
-        },
-    }
-
-
 def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
     """What kind of traffic each axis makes under the plan's mapping.
 
@@ -636,9 +631,9 @@ def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
     }
 
 
-def _axis_document(traffic: PlanTraffic, axis: str) -> dict[str, Any]:
+def _axis_document(traffic: PlanTraffic, axis: str, kind: AxisPattern) -> dict[str, Any]:
     """The kind of traffic, what a rank sends over each level in a step, and the busiest receiver."""
-    row: dict[str, Any] = dict(vars(patterns(traffic)[axis]))
+    row: dict[str, Any] = dict(vars(kind))
     row["operations_per_step"] = traffic.operations.get(axis)
     row["bytes_per_step"] = {
         level.level: level.by_axis[axis] for level in traffic.levels if axis in level.by_axis
@@ -695,7 +690,21 @@ class PartsTraffic:
 
     def document(self) -> dict[str, Any]:
         """What `traffic --json` prints, without `schema`."""
-        return parts_traffic_document(self)
+        between = [
+            {
+                "from": each.sender,
+                "to": each.receiver,
+                "gpus": each.gpus,
+                "bytes_per_gpu": each.bytes_per_gpu,
+                "bytes_per_step": each.bytes_per_step,
+                "gb_per_s": each.gb_per_s,
+                "busy_s": each.busy_s,
+                "utilisation": each.busy_s / each.step_time_s,
+            }
+            for each in self.between
+        ]
+        parts = {name: each.document() for name, each in self.parts.items()}
+        return {"parts": parts, "between": between, "broken": list(self.broken)}
 
 
 def parts_traffic(plan: MixedPlan) -> PartsTraffic:
@@ -752,25 +761,6 @@ def parts_traffic(plan: MixedPlan) -> PartsTraffic:
         )
     ranks = int(pipeline.layout.gpus)
     return PartsTraffic(parts=parts, between=tuple(between), axes=tuple(axes), ranks=ranks)
-
-
-def parts_traffic_document(traffic: PartsTraffic) -> dict[str, Any]:
-    """What `traffic --json` prints of a pipeline through parts, without `schema`."""
-    between = [
-        {
-            "from": each.sender,
-            "to": each.receiver,
-            "gpus": each.gpus,
-            "bytes_per_gpu": each.bytes_per_gpu,
-            "bytes_per_step": each.bytes_per_step,
-            "gb_per_s": each.gb_per_s,
-            "busy_s": each.busy_s,
-            "utilisation": each.busy_s / each.step_time_s,
-        }
-        for each in traffic.between
-    ]
-    parts = {name: traffic_document(each) for name, each in traffic.parts.items()}
-    return {"parts": parts, "between": between, "broken": list(traffic.broken)}
 
 
 def receive_imbalance(traffic: PlanTraffic) -> float:
@@ -886,9 +876,8 @@ def rank_matrix_csv(axes: Sequence[AxisFlow], ranks: int, most_pairs: int = MOST
     InputError
         Where there are more pairs.
     """
-    pairs = sum(
-        flow.groups.size * (flow.members - 1 if flow.kind == "all-to-all" else 2) for flow in axes
-    )
+    receivers = {"ring": 1, "chain": 2}
+    pairs = sum(flow.groups.size * receivers.get(flow.kind, flow.members - 1) for flow in axes)
     if pairs > most_pairs:
         raise InputError(
             f"{pairs:,} pairs of ranks exchange something, at most {most_pairs:,} are written; the page of "

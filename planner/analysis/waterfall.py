@@ -519,9 +519,7 @@ def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
     document = _document_if_any(path)
     if _describes_plan(document):
         planned = read_feasible_plan(path)
-        _same_layers(planned.inputs.model, inputs, path)
-        _same_training(planned.inputs.adapters, planned.inputs.kind, inputs, path)
-        _same_images(planned.inputs.model, inputs, path)
+        _check_same_training(planned.inputs, inputs, path)
         return Baseline(path=path, kind="plan", setup=setup_of_plan(planned))
     if "run" in document or "runs" in document:
         runs = read_runs(path, inputs.calibration)
@@ -719,9 +717,7 @@ def _verdict(band: ErrorBand, speed_up: float, *, keeps_rules: bool, is_proven: 
 def _of_run(
     kind: BaselineKind, run: Run, inputs: PlanInputs, path: Path, remarks: Sequence[str]
 ) -> Baseline:
-    _same_layers(run.workload.model, inputs, path)
-    _same_training(run.workload.adapters, run.workload.kind, inputs, path)
-    _same_images(run.workload.model, inputs, path)
+    _check_same_training(run.workload, inputs, path)
     run = replace(run, workload=replace(run.workload, model=inputs.model))
     try:
         setup = setup_of_run(run, inputs)
@@ -733,28 +729,22 @@ def _of_run(
     return Baseline(path=path, kind=kind, setup=setup, remarks=tuple(remarks))
 
 
-def _same_layers(model: ModelSpec, inputs: PlanInputs, path: Path) -> None:
-    layers = inputs.model.layers
+def _check_same_training(today: Workload | PlanInputs, inputs: PlanInputs, path: Path) -> None:
+    """Raises InputError where a file has other layers, passes, trained parameters or images than a plan."""
+    model, layers = today.model, inputs.model.layers
+    trained, images = _options_of(today.adapters), _image_options(model)
     if model.layers != layers:
         what = f"trains a model of {model.layers} layers; {inputs.model.name} has {layers}"
-        raise InputError(f"{what}: plan the model that the file trains", where=path_text(path))
-
-
-def _same_training(adapters: AdapterSpec | None, kind: str, inputs: PlanInputs, path: Path) -> None:
-    """Raises InputError where a file trains other parameters than a plan, or takes other passes."""
-    if STEP_KINDS[kind].passes != STEP_KINDS[inputs.kind].passes:
-        what = f"takes steps of another kind than the plan: plan with --kind {kind}"
-        raise InputError(what, where=path_text(path))
-    if _options_of(adapters) != _options_of(inputs.adapters):
-        what = f"trains other parameters than the plan: plan with {_options_of(adapters)}"
-        raise InputError(what, where=path_text(path))
-
-
-def _same_images(model: ModelSpec, inputs: PlanInputs, path: Path) -> None:
-    """Raises InputError where sequences of a file hold other images than a plan's, or more is trained."""
-    if _image_options(model) != _image_options(inputs.model):
-        what = f"reads other images than the plan: plan with {_image_options(model)}"
-        raise InputError(what, where=path_text(path))
+        what += ": plan the model that the file trains"
+    elif STEP_KINDS[today.kind].passes != STEP_KINDS[inputs.kind].passes:
+        what = f"takes steps of another kind than the plan: plan with --kind {today.kind}"
+    elif trained != _options_of(inputs.adapters):
+        what = f"trains other parameters than the plan: plan with {trained}"
+    elif images != _image_options(inputs.model):
+        what = f"reads other images than the plan: plan with {images}"
+    else:
+        return
+    raise InputError(what, where=path_text(path))
 
 
 def _image_options(model: ModelSpec) -> str:

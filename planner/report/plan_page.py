@@ -15,12 +15,7 @@ from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours
 from meshwright.planner.analysis.roofline import roofline_of
 from meshwright.planner.analysis.timeline import Trace, phases_document, trace_of
-from meshwright.planner.analysis.traffic import (
-    PlanTraffic,
-    plan_traffic,
-    traffic_document,
-    traffic_matrix,
-)
+from meshwright.planner.analysis.traffic import PlanTraffic, plan_traffic, traffic_matrix
 from meshwright.planner.drawing import (
     FallBar,
     count,
@@ -486,7 +481,7 @@ def _fabric_sections(plan: Plan, traffic: PlanTraffic, predicted: Predicted) -> 
                 }
             },
         )
-    document = traffic_document(traffic)
+    document = traffic.document()
     figures = {"levels": document["levels"], "matrix": traffic_matrix(traffic.use)}
     if figures["levels"]:
         yield Section(

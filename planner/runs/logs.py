@@ -401,7 +401,7 @@ def _is_figure(value: object) -> bool:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """(line, cells by column); at most `MOST_POINTS` rows."""
+    """(line, cells by column) of a file of at most `MOST_HISTORY_BYTES`."""
     text = read_text(path, MOST_HISTORY_BYTES)
     reader = csv.DictReader(io.StringIO(text))
     try:

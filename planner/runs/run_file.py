@@ -153,23 +153,17 @@ def check_attention_kernel(settings: SettingsDoc, cluster: ClusterSpec) -> None:
     cluster
         That it runs on.
     """
-    architecture = cluster.device.architecture
-    if settings.attention_kernel in _ASK_FOR_AMPERE and architecture in WITHOUT_FLASH:
-        raise InputError(
-            f"has no kernel on {cluster.device.name}, whose architecture is {architecture}: "
-            "FlashAttention and cuDNN's fused attention run from Turing or Ampere on",
-            where="run.attention_kernel",
-            value=settings.attention_kernel,
-            allowed=("fused-softmax", "memory-efficient", "sdpa", "unfused"),
-        )
-    if settings.attention_kernel == "flash-3" and architecture in UP_TO_FLASH_2:
-        raise InputError(
-            f"has no kernel on {cluster.device.name}, whose architecture is {architecture}: "
-            "FlashAttention-3 is of Hopper alone, and FlashAttention-2 runs here",
-            where="run.attention_kernel",
-            value=settings.attention_kernel,
-            allowed=("flash-2", "sdpa"),
-        )
+    kernel, architecture = settings.attention_kernel, cluster.device.architecture
+    allowed: tuple[str, ...] = ("fused-softmax", "memory-efficient", "sdpa", "unfused")
+    if kernel in _ASK_FOR_AMPERE and architecture in WITHOUT_FLASH:
+        why = "FlashAttention and cuDNN's fused attention run from Turing or Ampere on"
+    elif kernel == "flash-3" and architecture in UP_TO_FLASH_2:
+        why = "FlashAttention-3 is of Hopper alone, and FlashAttention-2 runs here"
+        allowed = ("flash-2", "sdpa")
+    else:
+        return
+    what = f"has no kernel on {cluster.device.name}, whose architecture is {architecture}: {why}"
+    raise InputError(what, where="run.attention_kernel", value=kernel, allowed=allowed)
 
 
 def places_on_hosts(

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.costmodel.calibration import (
     DEVICE_FACTORS,
+    MOST_SPREADS,
     NAMES,
     PRIORS,
     BandDoc,
@@ -704,7 +705,7 @@ def _percent(log_error: float) -> float:
 
 def _left_out(fitted: Fitted) -> Floats:
     """Errors of every row by a fit without it, along the slopes of the fit with all."""
-    low, high = lowest_coordinates(), np.full(len(NAMES), 3.0)
+    low, high = lowest_coordinates(), np.full(len(NAMES), MOST_SPREADS)
     errors = np.empty_like(fitted.errors)
     for row in range(len(errors)):
         rest = np.arange(len(errors)) != row

@@ -437,11 +437,13 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     micro_batch, steps = (_positive(document, name, where) for name in (MICRO_BATCH, STEPS))
     if micro_batch is None:
         raise InputError("is needed", where=f"{where}: {MICRO_BATCH}")
+    stage, overlaps = whole_number(zero, "stage", where) or 0, zero.get(OVERLAP)
     settings: dict[str, Any] = {
         "micro_batch": micro_batch,
-        "zero_stage": whole_number(zero, "stage", where) or 0,
+        "zero_stage": stage,
         "framework": DEEPSPEED.name,
-        "overlap": {"dp": bool(zero.get(OVERLAP, False))},
+        # Where nobody says, stage 3 alone overlaps (deepspeed/runtime/zero/config.py, overlap_comm_valid).
+        "overlap": {"dp": stage == 3 if overlaps is None else bool(overlaps)},
     }
     settings["tp"] = whole_number(tensor_parallel, "autotp_size", where) or 1
     settings["moe_dispatch"] = "alltoall"

@@ -804,7 +804,7 @@ def _by_megatron(
     tuned = {_TUNERS[0]: "full"} | {key: fields[key] for key in fields if key in _TUNERS}
     adapters, remarks, of_adapters = _adapters(fields | tuned, _MEGATRON_SWIFT, name, where)
     lengths = [fields[name] for name in _SWIFT.length if fields.get(name)]
-    apart = {*_SWIFT_IMAGES, SWIFT_EXTRA, *_OF_DEEPEP}
+    apart = {*_SWIFT_IMAGES, SWIFT_EXTRA, _DEEPEP}
     of_megatron = {name: fields[name] for name in fields if name not in apart}
     of_megatron |= _handed_on(fields, where)
     words = _as_megatron(_MEGATRON_DEFAULTS | of_megatron | {"seq_length": [*lengths, 1][0]})
@@ -834,13 +834,13 @@ def _by_megatron(
     )
 
 
-_OF_DEEPEP = ("moe_enable_deepep",)
+_DEEPEP = "moe_enable_deepep"
 
 
 def _handed_on(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Arguments of Megatron for what ms-swift says in other words, or hands on to its configuration."""
     flags: dict[str, Any] = {}
-    if fields.get(_OF_DEEPEP[0]) is True:
+    if fields.get(_DEEPEP) is True:
         flags["moe_flex_dispatcher_backend"] = "deepep"
     extra = section_of(fields, SWIFT_EXTRA, where)
     names = {name: MEGATRON_ARGUMENTS[word].flag for word, name in SWIFT_EXTRAS.items()}

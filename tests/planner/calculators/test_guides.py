@@ -136,6 +136,16 @@ def test_a_log_says_its_own_ranks() -> None:
     assert "--from" in meshwright("collective", "--op", "all-reduce").output
 
 
+def test_a_member_of_a_ring_sends_to_one() -> None:
+    """Rings counted twice, and were refused at half of the pairs that are written."""
+    ring = next(flow for flow in plan_traffic(piped("1f1b")).use.axes if flow.kind == "ring")
+    pairs = ring.groups.size
+    rows = rank_matrix_csv([ring], int(ring.groups.max()) + 1, most_pairs=pairs).splitlines()
+    assert len(rows) == 1 + pairs
+    with pytest.raises(InputError, match=f"{pairs:,} pairs of ranks"):
+        rank_matrix_csv([ring], int(ring.groups.max()) + 1, most_pairs=pairs - 1)
+
+
 def test_rank_to_rank_bytes_add_up_to_those_of_blocks() -> None:
     use = plan_traffic(piped("1f1b")).use
     node = use.positions.node

@@ -18,6 +18,7 @@ from meshwright.planner.runs.launches.finetuning import (
     LINEAR_EXPERTS,
     PACKED,
     PADDED,
+    from_deepspeed,
 )
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
 from meshwright.planner.runs.run_file import Run, read_runs
@@ -68,6 +69,21 @@ def test_a_full_run_is_priced_with_its_deepspeed_file(tmp_path: Path) -> None:
     assert int(run.layout.recompute) != 0
     assert PADDED in run.remarks
     assert not any("not read" in remark for remark in run.remarks)
+
+
+@pytest.mark.parametrize(
+    ("zero", "overlaps"),
+    [
+        ({"stage": 3}, True),
+        ({"stage": 3, "overlap_comm": False}, False),
+        ({"stage": 2}, False),
+        ({"stage": 2, "overlap_comm": True}, True),
+    ],
+)
+def test_stage_3_alone_overlaps_where_nobody_says(zero: dict[str, Any], overlaps: bool) -> None:
+    """As DeepSpeed 0.19.8's own DeepSpeedZeroConfig has it; the first was read as off."""
+    run = from_deepspeed({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}, "x")
+    assert run.settings["overlap"] == {"dp": overlaps}
 
 
 def test_without_deepspeed_it_is_plain_data_parallel(tmp_path: Path) -> None:
