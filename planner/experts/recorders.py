@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -539,6 +540,13 @@ def _loaded(data: bytes, path: Path) -> Mapping[str, Any]:
             f"{path}: not a torch zip file; older torch files are plain pickles, which are refused"
         )
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile):
+        raise InputError(f"{path}: not a torch zip file") from None
+    if unpacked > LARGEST_FILE_BYTES:
+        raise InputError(f"{path}: unpacks to more than {LARGEST_FILE_BYTES} bytes")
+    try:
         dump = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  torch raises its own kinds for anything that is not plain data
         raise InputError(
@@ -562,7 +570,7 @@ def recorded(dumps: Sequence[Mapping[str, Any]], path: Path, split: int) -> Rout
         Windows that steps are cut into.
     """
     if all("logical_count" in dump for dump in dumps):
-        tables = [np.asarray(dump["logical_count"]) for dump in dumps]
+        tables = _arrays([dump["logical_count"] for dump in dumps], "counts", str(path))
         tables = [table if table.ndim == 3 else table[None] for table in tables]
         if len({table.shape[1:] for table in tables}) > 1 or tables[0].ndim != 3:
             raise InputError(
@@ -573,7 +581,8 @@ def recorded(dumps: Sequence[Mapping[str, Any]], path: Path, split: int) -> Rout
     records = [record for dump in dumps for record in _records_of(dump, path)]
     if not records:
         raise InputError(f"{path}: no logical_count and no records")
-    mapping = np.asarray(dumps[-1].get("last_physical_to_logical_map", ()))
+    last = dumps[-1].get("last_physical_to_logical_map", np.empty(0))
+    (mapping,) = _arrays([last], "slots", f"{path}: last_physical_to_logical_map")
     if mapping.ndim != 2 or mapping.dtype.kind not in "iu":
         raise InputError(f"{path}: last_physical_to_logical_map must be integers [layers, slots]")
     records.sort(key=lambda record: (_number(record, "forward_pass_id"), _number(record, "rank")))
@@ -582,6 +591,21 @@ def recorded(dumps: Sequence[Mapping[str, Any]], path: Path, split: int) -> Rout
     if all("global_physical_count" in record for record in records):
         return _passes(records, mapping, path, split)
     raise InputError(f"{path}: records without topk_ids_of_layer or global_physical_count")
+
+
+def _arrays(tensors: Sequence[Any], what: str, where: str) -> list[NDArray[Any]]:
+    """Tensors of dumps, their sizes bounded together: a view may repeat one number without end.
+
+    Raises InputError for too many numbers, and for lists, whose parts may be one another's.
+    """
+    if not all(hasattr(tensor, "shape") for tensor in tensors):
+        raise InputError(f"{where}: must be tensors")
+    try:
+        arrays = [np.asarray(tensor) for tensor in tensors]
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: {str(error)[:120]}") from None
+    check_size(sum(array.size for array in arrays), what, where)
+    return arrays
 
 
 def _records_of(dump: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
@@ -617,23 +641,26 @@ def _passes(
 ) -> Routing:
     """A step for each forward pass, its ranks summed."""
     sums: dict[int, NDArray[Any]] = {}
+    where = f"{path}: global_physical_count"
     for record in records:
-        count = np.asarray(record["global_physical_count"], dtype=np.int64)
+        (count,) = _arrays([record["global_physical_count"]], "counts", where)
+        count = count.astype(np.int64)
         if count.shape != mapping.shape:
             raise InputError(
-                f"{path}: global_physical_count must have the shape {list(mapping.shape)} of "
+                f"{where} must have the shape {list(mapping.shape)} of "
                 f"last_physical_to_logical_map, got {list(count.shape)}"
             )
         step = _number(record, "forward_pass_id")
         sums[step] = sums[step] + count if step in sums else count
+        check_size(len(sums) * count.size, "counts", where)
     table = np.stack([sums[step] for step in sorted(sums)])
     return _steps(to_logical(table, mapping, str(path)), path, split)
 
 
 def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path) -> Routing:
     """A trace of experts, and with several ranks what each rank's tokens chose."""
-    parts = [np.asarray(record["topk_ids_of_layer"]) for record in records]
     where = f"{path}: topk_ids_of_layer"
+    parts = _arrays([record["topk_ids_of_layer"] for record in records], "choices", where)
     if any(p.ndim != 3 or p.dtype.kind not in "iu" or len(p) != len(mapping) for p in parts) or (
         len({part.shape[2] for part in parts}) > 1
     ):
@@ -645,7 +672,6 @@ def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path)
             f"{path}: last_physical_to_logical_map: must be from 0 to {MOST_EXPERTS - 1}"
         )
     slots = np.concatenate(parts, axis=1)
-    check_size(slots.size, "choices", where)
     if slots.size and (slots.max() >= mapping.shape[1] or slots.min() < -1):
         raise InputError(
             f"{where}: slots must be from 0 to {mapping.shape[1] - 1} (-1: none), got "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections import Counter
@@ -23,6 +21,7 @@ from meshwright.cluster_specs.allocation import (
 )
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import AXES, EXPERT_AXES
+from meshwright.documents import csv_text
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.record import Framework
@@ -980,9 +979,5 @@ def _groups_text(groups: Mapping[str, Groups]) -> str:
     return "{" + ",\n ".join(parts) + "}\n"
 
 
-def _csv(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
-    return text.getvalue()
+def _csv(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    return csv_text(head, (dict(zip(head, row, strict=True)) for row in rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,31 @@ def test_torch_files_are_read_without_running_code(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="refused"):
         read_routing(path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_small_torch_file_fills_no_memory(tmp_path: Path) -> None:
+    """One number repeated as a view, a deflated archive, and lists that hold one list many times."""
+    torch = pytest.importorskip("torch", reason="needs torch, to write such files")
+    path = tmp_path / "x.pt"
+    view = torch.ones(1, dtype=torch.int64).as_strided((100, 60, 1_000_000), (0, 0, 0))
+    nested: Any = [1] * 1000
+    for _ in range(4):
+        nested = [nested] * 1000
+    record = {"topk_ids_of_layer": view}
+    mapping = torch.zeros((100, 8), dtype=torch.int64)
+    for dump, words in (
+        ({"logical_count": view}, "6000000000 counts, more than the 50000000"),
+        ({"logical_count": nested}, "must be tensors"),
+        ({"records": [record], "last_physical_to_logical_map": view}, "slots, more than"),
+        ({"records": [record], "last_physical_to_logical_map": mapping}, "choices, more than"),
+    ):
+        torch.save(dump, path)
+        with pytest.raises(InputError, match=words):
+            read_routing(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data/0", bytes(600 * 2**20))
+    with pytest.raises(InputError, match="unpacks to more than"):
+        read_routing(path)
 
 
 def test_torch_files_that_are_plain_pickles_are_refused(tmp_path: Path) -> None:

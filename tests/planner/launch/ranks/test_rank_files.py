@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.importers.document import import_topology
-from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
@@ -306,3 +306,12 @@ def test_a_long_mapping_survives_its_file(tmp_path: Path) -> None:
     plan = on(make_plan(tp=8, dp=640), make_plan().inputs.cluster, places)
     (tmp_path / "plan.yaml").write_text(plan_text(plan), encoding="utf-8")
     assert read_plan(tmp_path).mapping == plan.mapping
+
+
+def test_no_table_of_a_mapping_holds_a_formula() -> None:
+    plan = make_plan(tp=8, dp=2)
+    nodes = [NodeSpec(name=f"n{number}", leaf="=1+1|'\n", pod="@SUM(A1)") for number in range(2)]
+    cluster = plan.inputs.cluster.model_copy(update={"nodes": tuple(nodes), "gpus": 16})
+    inputs = plan.inputs.model_copy(update={"cluster": cluster})
+    rows = table(mapping_files(plan.model_copy(update={"inputs": inputs})), "nodes.csv")
+    assert [(row["leaf"], row["pod"]) for row in rows] == [("'=1+1|'\n", "'@SUM(A1)")] * 2
