@@ -231,6 +231,8 @@ def next_step_on_parts(result: MixedResult, directory: Path | None) -> str:
 MIXED_FILES = (MIXED_FILE, *PLAN_FILES)
 _OLDEST_FIRST = ("volta", "ampere", "ada", "hopper", "blackwell")
 _HOSTFILE = "hostfile.template"
+LONGEST_STEM = 200
+"""Letters of a part's name in those of its nodes, which have 253 at most."""
 _TEMPLATE = """\
 # One host a line, in this order, as ranks run through them in turn: {order}.
 # Put your hosts in place of these lines and call the file hostfile.
@@ -339,7 +341,9 @@ def stand_in(document: MixedPlan) -> Plan:
                 cluster.nodes[node].name for node in dict.fromkeys(node for node, _ in places)
             ]
             continue
-        stem = re.sub(r"[^A-Za-z0-9.-]", "-", part)
+        stem = re.sub(r"[^A-Za-z0-9.-]", "-", part)[:LONGEST_STEM].lstrip("-.") or "part"
+        if f"{stem}-node-00001" in names:
+            stem += f"-{len(names)}"
         names += [f"{stem}-node-{number:05d}" for number in range(1, count + 1)]
     gpus = len(names) * oldest.gpus_per_node
     cluster = oldest.model_copy(

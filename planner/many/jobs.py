@@ -323,6 +323,8 @@ class Journal:
 
     def __init__(self, folder: Path, batch: str, *, resume: bool, force: bool = False) -> None:
         self._path = folder / JOURNAL
+        if self._path.is_symlink():
+            raise InputError("a link out of the batch's folder; remove it", where=str(self._path))
         if self._path.exists() and not resume and not force:
             what = (
                 "there is a batch in this folder: say --resume to go on with it, --force to begin "

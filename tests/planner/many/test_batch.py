@@ -472,7 +472,7 @@ def test_jobs_on_clusters_with_parts_are_planned_too(tmp_path: Path) -> None:
     assert "plan on one part alone" in refused["message"]
 
 
-@pytest.mark.parametrize("link", ["plans", ".staging"])
+@pytest.mark.parametrize("link", ["plans", ".staging", "journal.sqlite"])
 def test_a_link_in_the_folder_of_a_batch_leads_nowhere(tmp_path: Path, link: str) -> None:
     """What lies behind it is of others: nothing there is removed or written."""
     others = tmp_path / "others" / "a"

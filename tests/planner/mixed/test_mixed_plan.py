@@ -80,6 +80,28 @@ def test_a_plan_is_never_slower_than_on_a_part_alone(
         assert step_s <= alone.objective.step_time_s
 
 
+def test_parts_of_any_name_have_nodes_that_a_hostfile_can_name(tmp_path: Path) -> None:
+    parts = [
+        {**part("dgx-h100"), "name": "-a\n$(b)"},
+        {**part("dgx-a100"), "name": "-a\n$(b}"},
+    ]
+    file = tmp_path / "mixed.yaml"
+    file.write_text(yaml.safe_dump({"parts": parts}), encoding="utf-8")
+    result = meshwright.plan_mixed(
+        "llama-2-7b",
+        cluster=file,
+        global_batch=16,
+        seq_len=1024,
+        pin="tp=4,pp=4,micro_batch=1",
+        choices=False,
+    )
+    lines = mixed_files(result)["hostfile.template"].splitlines()
+    assert [line for line in lines if line[0] != "#"] == [
+        "a---b--node-00001",
+        "a---b--1-node-00001",
+    ]
+
+
 @pytest.mark.slow
 def test_the_command_writes_what_starts_the_pipeline(tmp_path: Path) -> None:
     out = tmp_path / "plan"
