@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -1254,9 +1254,10 @@ def _amount(kind: Literal["bytes", "seconds", "rate"], value: Amount, where: str
     if isinstance(value, str):
         return formulas.AMOUNT_READERS[kind](value, where)
     require_number(where, value)
-    if not (isfinite(value) and value >= 0) or (value == 0 and kind != "seconds"):
-        what = "must be at least 0" if kind == "seconds" else "must be above 0"
-        raise InputError(what, where=where, value=value)
+    if kind == "seconds" and not 0 <= value < inf:
+        raise InputError("must be at least 0", where=where, value=value)
+    if kind != "seconds" and not 0 < value < inf:
+        raise InputError("must be above 0", where=where, value=value)
     return float(value)
 
 

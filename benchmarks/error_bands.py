@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, framework_named
 
+KINDS_OF_MODEL = {"dense": "without experts", "experts": "with experts"}
 FULL_TRUST_ROWS = 10
 """Rows at which a group's own percentiles weigh as much as the wider group's."""
 OTHER = "other"

@@ -10,7 +10,7 @@ that can be said, as they are. `costmodel/measured_settings.py` has the mathemat
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import exp, log
 
@@ -20,14 +20,13 @@ import yaml
 from benchmarks.calibrate import ROOT, RUNS, free_records, write_whole
 from benchmarks.calibration import Problem
 from benchmarks.cross_validation import leave_out, source_of
+from benchmarks.error_bands import KINDS_OF_MODEL
 from benchmarks.unseen import Unseen, unseen_runs
 from meshwright.costmodel.measured_settings import (
-    KINDS_OF_MODEL,
     LEAST_PAIRS,
     GainCorrections,
     GainObservation,
     GainShift,
-    changes_between,
     gain_posterior,
     model_kind,
     priced_settings,
@@ -87,6 +86,14 @@ REASONS = {
     ),
 }
 """Why the mean gain of such a setting is off, by the name of the setting."""
+
+
+def changes_between(
+    first: Collection[str], second: Collection[str], settings: Collection[str]
+) -> dict[str, int]:
+    """Which of some settings one of two runs has alone: 1 for those of the second, -1 for the first's, by name."""
+    of_interest = sorted(set(first).symmetric_difference(second).intersection(settings))
+    return {name: 1 if name in second else -1 for name in of_interest}
 
 
 @dataclass(frozen=True, kw_only=True)

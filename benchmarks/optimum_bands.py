@@ -19,10 +19,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from benchmarks.error_bands import leaning
+from benchmarks.error_bands import KINDS_OF_MODEL, leaning
 from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.measured_settings import (
-    KINDS_OF_MODEL,
     OTHER_CLASS,
     SUPPORT_WORDS,
     Support,

@@ -8,7 +8,7 @@ by how much pairs of runs correct what the cost model says of a setting.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -42,7 +42,6 @@ SUPPORT_WORDS: dict[Support, str] = {
     "apart": "settings measured, but not together",
     "unmeasured": "with a setting that was not measured there",
 }
-KINDS_OF_MODEL = {"dense": "without experts", "experts": "with experts"}
 OTHER_CLASS = "other"
 """Devices that nobody has published runs of."""
 
@@ -253,27 +252,6 @@ class GainShift:
     def factor(self) -> float:
         """What the price of a step with the setting is multiplied by."""
         return math.exp(self.mean)
-
-
-def changes_between(
-    first: Collection[str], second: Collection[str], settings: Collection[str]
-) -> dict[str, int]:
-    """Which of some settings one of two runs has alone.
-
-    Parameters
-    ----------
-    first, second : collection of str
-        `priced_settings` of the runs.
-    settings : collection of str
-        Those that are looked at.
-
-    Returns
-    -------
-    dict of str to int
-        1 for those of the second, -1 for those of the first, by name.
-    """
-    of_interest = sorted(set(first).symmetric_difference(second).intersection(settings))
-    return {name: 1 if name in second else -1 for name in of_interest}
 
 
 def gain_posterior(

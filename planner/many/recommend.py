@@ -494,8 +494,10 @@ class _SizePlanner:
                     power = log(few.step_time_s / many.step_time_s) / log(many.gpus / few.gpus)
                 enough = many.gpus * (many.step_time_s / target_s) ** (1 / power)
                 index = min(max(bisect_left(sizes, enough), low + 1), high - 1)
-            reached = self._plan(name, sizes[index]).step_time_s <= target_s
-            low, high = (low, index) if reached else (index, high)
+            if self._plan(name, sizes[index]).step_time_s <= target_s:
+                high = index
+            else:
+                low = index
             halved = 2 * (high - low) <= width + 1
         return high
 

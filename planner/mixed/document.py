@@ -660,11 +660,11 @@ def _contradictions(plan: MixedPlan) -> Iterator[tuple[str, str]]:
         return
     if plan.predicted is None or plan.execution is None:
         yield "layout", "there is one, but no prediction or no execution of it"
-    names = [plan.cluster.name_of(part) for part in range(len(plan.cluster.parts))]
+    names = plan.cluster.names
     if not set(plan.runs_on) <= set(names) or [part for part, _ in plan.nodes] != plan.runs_on:
         yield "runs_on", f"must be those of nodes, parts of the cluster: {', '.join(names)}"
     if stage_gpus(layout) % layout.expert_group:
-        yield "layout.ep", "ep * etp must divide tp * cp * dp"
+        yield "layout", "degrees of experts must divide tp * cp * dp"
     stages = layout.stages
     if [len(rank) for rank in stages] != [1] * layout.pp or sum(map(sum, stages)) != layers:
         yield (

@@ -9,14 +9,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.gain_posterior import CORRECTED, observations_of, spread_of
+from benchmarks.gain_posterior import CORRECTED, changes_between, observations_of, spread_of
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.measured_settings import (
     GainCorrections,
     GainObservation,
     GainShift,
-    changes_between,
     gain_corrections,
     gain_observations,
     gain_posterior,
