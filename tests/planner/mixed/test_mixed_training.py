@@ -100,6 +100,7 @@ def test_adapters_go_through_parts(tmp_path: Path) -> None:
     assert {each.name for each in out.iterdir()} == {
         "mixed_plan.yaml",
         "bridge_overrides.json",
+        "env.json",
         "hostfile.template",
     }
     assert "peft.dim=16" in (out / "bridge_overrides.json").read_text()
