@@ -347,6 +347,11 @@ class ClusterSpec(ClosedDocument):
         return min((nic or self.nic_gbps_per_gpu for nic in rates), default=self.nic_gbps_per_gpu)
 
     @property
+    def node_count(self) -> int:
+        """Nodes that are listed, or that the GPUs fill where none are."""
+        return len(self.nodes) or -(-self.gpus // self.gpus_per_node)
+
+    @property
     def free_gpus(self) -> int:
         """Free GPUs of the nodes listed; all GPUs where none are."""
         if not self.nodes:

@@ -849,8 +849,7 @@ def read_rank_list(cluster: ClusterSpec, path: Path) -> list[ListedRank]:
         CSV with the columns rank, host, gpu and an axis each.
     """
     text = read_text(path, LARGE_FILE_BYTES)
-    count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
-    numbers = {node_name(cluster, node): node for node in range(count)}
+    numbers = {node_name(cluster, node): node for node in range(cluster.node_count)}
     try:
         rows = list(csv.DictReader(text.splitlines()))
     except csv.Error as error:

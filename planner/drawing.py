@@ -330,10 +330,22 @@ def _n(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
+def one_line(words: str) -> str:
+    """Words with a space for every line break and control character.
+
+    Where they stand in a comment of a script, a list of hosts or a drawing, none may end it.
+
+    Parameters
+    ----------
+    words
+        From anywhere: names of a model's file and of parts of a cluster may hold such characters.
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in words)
+
+
 def _text(words: str) -> str:
     """Escaped, and without the control characters that XML cannot hold."""
-    printable = [letter if letter.isprintable() else " " for letter in words]
-    return escape("".join(printable), quote=False)
+    return escape(one_line(words), quote=False)
 
 
 LEFT, TOP, WIDTH, HEIGHT = 80.0, 50.0, 640.0, 380.0

@@ -245,8 +245,9 @@ class PlannerTools:
                         where=kind,
                         value=value,
                     )
-        beside = {name: value for name, value in document.items() if "runs" in document}
-        return json.dumps(beside | {"runs": [self._with_files(row) for row in rows]})
+        # Fields beside a list of runs go along, for the reader to refuse.
+        beside = document if "runs" in document else {}
+        return json.dumps({**beside, "runs": [self._with_files(row) for row in rows]})
 
     def _with_files(self, row: Any) -> Any:
         """A run with the files that names stand for."""

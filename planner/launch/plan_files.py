@@ -12,6 +12,7 @@ from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.errors import InfeasibleError, InputError, InternalError, check_choice
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.planner.bounds.mappings import ranks_on
+from meshwright.planner.drawing import one_line
 from meshwright.planner.launch import schedulers
 from meshwright.planner.launch.configurations import (
     DEEPSPEED_WRITER,
@@ -24,7 +25,7 @@ from meshwright.planner.launch.configurations import (
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, bridge_files
 from meshwright.planner.launch.rank_files import FOLDER, mapping_files, planned_layout
 from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
-from meshwright.planner.launch.writer import LISTED_HOSTS, Writer, one_line, unlaunched
+from meshwright.planner.launch.writer import LISTED_HOSTS, Writer, unlaunched
 from meshwright.planner.mixed.document import MixedPlan, mixed_text
 from meshwright.planner.mixed.service import MixedResult
 from meshwright.planner.plan.document import (

@@ -298,8 +298,7 @@ def _on_hosts(plan: Plan, places: Sequence[Place], *, pipeline_before_data: bool
 
 
 def _host_names(plan: Plan, nodes: Sequence[int]) -> tuple[str, ...]:
-    cluster = plan.inputs.cluster
-    count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
+    cluster, count = plan.inputs.cluster, plan.inputs.cluster.node_count
     if max(nodes) >= count:
         raise InfeasibleError(
             f"the mapping uses node {max(nodes)} (from 0), but only {count} nodes are known."

@@ -21,6 +21,7 @@ from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.record import Argument, Framework
 from meshwright.model_specs.schema import ModelSpec, stated_fields
+from meshwright.planner.drawing import one_line
 from meshwright.planner.launch.rank_files import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES, OF_LAYOUT
@@ -378,17 +379,6 @@ def launch_script(
         _start(launch, program),
     ]
     return "".join(parts)
-
-
-def one_line(words: str) -> str:
-    """Words for a comment of a script or a list of hosts, which must not end before they do.
-
-    Parameters
-    ----------
-    words
-        From anywhere: names of a model's file and of parts of a cluster may hold line breaks.
-    """
-    return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
 def _hosts(placed: PlacedRanks) -> tuple[str, str]:

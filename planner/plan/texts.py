@@ -218,9 +218,8 @@ def _mapping_contradictions(
                 f"must have a factor of {', '.join(AXES)} for each of mapping.levels",
             )
     if mapping.ranks is not None:
-        cluster, per_node = plan.inputs.cluster, plan.inputs.cluster.gpus_per_node
-        gpus = layout.tp * layout.cp * layout.pp * layout.dp
-        nodes = len(cluster.nodes) or -(-cluster.gpus // per_node)
+        gpus, cluster = layout.gpus, plan.inputs.cluster
+        nodes, per_node = cluster.node_count, cluster.gpus_per_node
         are_places = (0 <= at < nodes and 0 <= gpu < per_node for at, gpu in mapping.ranks)
         if len(mapping.ranks) != gpus or not all(are_places):
             yield "mapping.ranks", f"must be {gpus} places, of {nodes} nodes of {per_node} GPUs"

@@ -369,9 +369,8 @@ class SlotChooser(Chooser):
             If that is too little.
         """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
-        if (
-            wanted > 1 and best and promising
-        ):  # the model would end with the best: others are wanted
+        if wanted > 1 and best and promising:
+            # The model would end with the best, and others are wanted.
             return promising[0]
         largest = self._params.largest_master
         kept = [np.flatnonzero(each.mappings.bound_s < cutoff_s) for each in promising[:largest]]
