@@ -381,4 +381,5 @@ class Calibration(ClosedDocument):
         if band is None or not band.rows:
             return None
         runs = "run" if band.rows == 1 else "runs"
-        return ErrorBand(**band.model_dump(), basis=f"{band.rows} own {runs} of {self.name}")
+        basis = f"{band.rows} own {runs} of {self.name}"
+        return ErrorBand(**band.model_dump(), basis=basis, of_own_runs=True)

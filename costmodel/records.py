@@ -233,6 +233,8 @@ class ErrorBand:
     """Measured runs that it comes from."""
     basis: str
     """Which measured runs: of a device class and a framework, or the wider group that stands in for them."""
+    of_own_runs: bool = False
+    """Whether the user calibrated on these runs."""
 
 
 def device_classes() -> tuple[str, ...]:

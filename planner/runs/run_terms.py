@@ -24,6 +24,7 @@ from meshwright.costmodel.execution_names import (
     StateType,
 )
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.records import ErrorBand
 from meshwright.costmodel.schedules import schedule_name, schedule_named
 from meshwright.costmodel.workload import (
     GATHERED,
@@ -129,6 +130,17 @@ class ErrorBandDoc(ClosedDocument):
     rows: int
     basis: str = "the device's class"
     """Whose runs these are: a device class and a framework, or the wider group that stands in for them."""
+
+    @classmethod
+    def of(cls, band: ErrorBand) -> ErrorBandDoc:
+        """The document of a band.
+
+        Parameters
+        ----------
+        band
+            Of runs or of plans.
+        """
+        return cls(low=band.low, high=band.high, rows=band.rows, basis=band.basis)
 
 
 class Predicted(ClosedDocument):
