@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
-from meshwright.errors import LONGEST_VALUE, InputError, near_miss, shown
+from meshwright.errors import InputError, name_text, near_miss, shown
 
 if TYPE_CHECKING:
     import pandas
@@ -160,8 +160,7 @@ def path_text(path: Path) -> str:
     path
         Of any length, with any characters.
     """
-    text = str(path)
-    return text if text.isprintable() and len(text) <= LONGEST_PATH else shown(text)
+    return name_text(str(path), LONGEST_PATH)
 
 
 def packaged_document(package: str, file: str) -> Any:
@@ -500,7 +499,7 @@ def validation_message(
         if right is None:
             lines += [_line(mistake, where, schema, other_fields) for mistake in misplaced]
         else:
-            names = ", ".join(_printable(str(mistake["loc"][-1])) for mistake in misplaced)
+            names = ", ".join(name_text(str(mistake["loc"][-1])) for mistake in misplaced)
             lines.append(f"{where}: {names}: {right}")
     if len(mistakes) > MOST_LINES:
         lines.append(f"{where}: and {len(mistakes) - MOST_LINES} more mistakes")
@@ -616,12 +615,8 @@ def field_path(location: Sequence[int | str]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
             continue
-        path += f".{_printable(part)}" if path else _printable(part)
+        path += f".{name_text(part)}" if path else name_text(part)
     return path
-
-
-def _printable(name: str) -> str:
-    return name if name.isprintable() and len(name) <= LONGEST_VALUE else shown(name)
 
 
 def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:

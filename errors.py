@@ -130,6 +130,19 @@ def shown(value: object) -> str:
     return repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
 
 
+def name_text(name: str, longest: int = LONGEST_VALUE) -> str:
+    """A name as a message can carry it: as it is, or quoted and cut where it is long or cannot be printed.
+
+    Parameters
+    ----------
+    name
+        Of any length, with any characters.
+    longest
+        Characters that are not cut, at least 1.
+    """
+    return name if name.isprintable() and len(name) <= longest else shown(name)
+
+
 def require_whole(name: str, value: object) -> None:
     """Raises InputError for what is no whole number; True and 8.0 are none.
 

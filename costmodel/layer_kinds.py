@@ -31,13 +31,7 @@ from meshwright.costmodel.attention import (
     window_cuts_rows,
 )
 from meshwright.costmodel.collectives import ring_pass_s
-from meshwright.costmodel.feed_forward import (
-    dense_mlp,
-    hide_expert_traffic,
-    layer_inputs_block,
-    linear,
-    moe_mlp,
-)
+from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
@@ -68,6 +62,7 @@ from meshwright.costmodel.losses import head_passes_s
 from meshwright.costmodel.other_blocks import (
     block_launches,
     indexer_block,
+    layer_inputs_block,
     linear_attention_block,
     mamba1_block,
     mamba_block,
