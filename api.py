@@ -75,6 +75,7 @@ def plan_batch(
     cache: FilePath | None = None,
     no_cache: bool = False,
     formats: Sequence[str] = ("csv", "json"),
+    time_limit_s: float | None = None,
     calibration: FilePath | None = None,
     tokens: float | None = None,
     days: float | None = None,
@@ -105,6 +106,8 @@ def plan_batch(
         Folder of answers that are kept between batches, by default in the user's cache folder; or none.
     formats
         Of the results: csv, json, parquet.
+    time_limit_s
+        Seconds for the search of each job that names none; None searches until the proof.
     calibration
         File of what `calibrate` learned, for jobs that name none.
     tokens, days, gpu_hour_price
@@ -135,6 +138,7 @@ def plan_batch(
         strict=strict,
         cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
         formats=tuple(formats),
+        time_limit_s=time_limit_s,
         calibration=None if calibration is None else path_of(calibration, "calibration"),
         budget=Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price),
     )

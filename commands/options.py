@@ -195,7 +195,7 @@ Option = Callable[[Any], Any]
 Options = Iterable[Option]
 _PROCESSES = click.IntRange(1, 1024)
 TIME_LIMIT_S = 60.0
-"""Of `plan` where nothing else is said."""
+"""Of a plan where nothing else is said; the functions of Python have no limit then."""
 
 
 def _add(options: Options, command: Command) -> Command:
@@ -470,8 +470,8 @@ def _search_options() -> Options:
     yield plan_option("method", "exhaustive prices every layout.")
     yield plan_option("top", "Report the best K layouts, proven.", "K", show_default=False)
     yield _time_limit(
-        f"Seconds; what is best by then is the plan, with its gap. {TIME_LIMIT_S:g} by default, but for "
-        "--sweep and --method exhaustive."
+        f"Seconds; what is best by then is the plan, with its gap. {TIME_LIMIT_S:g} by default, and for each "
+        "plan of --sweep; none with --method exhaustive."
     )
     yield _seed()
     yield value_option(
@@ -556,6 +556,7 @@ def batch_options(command: Command) -> Command:
             metavar="A",
             help="With ray: auto, or HOST:PORT; else a cluster of its own.",
         ),
+        _time_limit("Seconds for each job that has no time_limit.", TIME_LIMIT_S),
         click.option("--resume", is_flag=True, help="Go on with the batch in the folder."),
         click.option(
             "--force", is_flag=True, help="Begin anew in place of the batch in the folder."
@@ -630,7 +631,7 @@ def recommend_options(command: Command) -> Command:
         ),
         _workers(),
         *_cache_options(),
-        _time_limit(f"Seconds for each number of GPUs; {TIME_LIMIT_S:g} by default."),
+        _time_limit("Seconds for each number of GPUs.", TIME_LIMIT_S),
         value_option("-o --output", PATH, "DIR", "Folder for table, picture and the plan."),
     ]
     return _add(options, command)
@@ -796,8 +797,9 @@ def _workers() -> Option:
     return click.option("--workers", type=_PROCESSES, metavar="N", help=workers_help)
 
 
-def _time_limit(words: str) -> Option:
-    return click.option("--time-limit", "time_limit_s", type=float, metavar="S", help=words)
+def _time_limit(words: str, default_s: float | None = None) -> Option:
+    settings: dict[str, Any] = {"default": default_s, "show_default": True}
+    return value_option("--time-limit time_limit_s", float, "S", words, **settings)
 
 
 def _seed() -> Option:

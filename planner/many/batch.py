@@ -614,7 +614,7 @@ class SilentListener:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """How a batch is done; nothing but formats and calibration changes its results."""
+    """How a batch is done; nothing but formats, calibration and time limit changes its results."""
 
     workers: int | None = None
     """Processes; one for every core when None."""
@@ -627,6 +627,8 @@ class BatchOptions:
     """Whether a job with a mistake stops the batch before it starts."""
     cache: Path | None = None
     formats: tuple[str, ...] = ("csv", "json")
+    time_limit_s: float | None = None
+    """For each search of a job that has no limit, 0 or more; not for the exhaustive method."""
     calibration: Path | None = None
     """The stack file of jobs that name none."""
     budget: Budget | None = None
@@ -698,7 +700,7 @@ def run_batch(
                 row = failed_row({**job.fields, "name": job.name}, job.mistake or "")
                 journal.add(position, row, cached=False, seconds=0.0)
                 listener.done(row, False, 0.0)
-        tasks = list(_tasks(jobs, done))
+        tasks = list(_tasks(jobs, done, options.time_limit_s))
         if tasks:
             _work(tasks, _engine(options, len(tasks), cache), folder, journal, listener)
         rows = list(journal.rows())
@@ -742,7 +744,7 @@ def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
     return local_engine(min(options.workers or usable_cores(), tasks), cache)
 
 
-def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
+def _tasks(jobs: list[Job], done: set[int], limit_s: float | None) -> Iterator[Task]:
     """Jobs of one model follow each other: in a worker, splits found for one serve the next."""
     waiting = [
         (job.document.model, position, job.document)
@@ -750,7 +752,10 @@ def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
         if job.document and position not in done
     ]
     for _, position, document in sorted(waiting, key=lambda entry: entry[:2]):
-        yield position, document.model_dump(mode="json")
+        fields = document.model_dump(mode="json")
+        if document.method == "cp-sat" and document.time_limit is None:
+            fields["time_limit"] = limit_s
+        yield position, fields
 
 
 def _work(
