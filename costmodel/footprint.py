@@ -25,7 +25,7 @@ from meshwright.costmodel.activations import (
 from meshwright.costmodel.adapters import frozen
 from meshwright.costmodel.buffers import Transients, transients, workspace_bytes
 from meshwright.costmodel.image_encoder import encoder_of, encoder_saved_bytes
-from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Recompute, in_shape
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout, in_shape
 from meshwright.costmodel.optimizers import keeps_more_of_tables
 from meshwright.costmodel.rank_load import (
     Stages,
@@ -167,7 +167,6 @@ def _moments(
     workload: Workload, layout: Layout, extra: Transients, saved: SavedActivations
 ) -> _Moments:
     table = np.asarray(table_parameters(workload.model, layout))
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     kept, dropped = saved.dense if workload.model.dense_layers else saved.main
     work = np.maximum(extra.layer, extra.embedding_first)
     trained = 0.0 if frozen(workload) else 1.0
@@ -176,7 +175,7 @@ def _moments(
     return _Moments(
         largest=np.maximum(extra.loss_last, work),
         work=work,
-        last=np.maximum(np.where(full, dropped, kept) + work, of_table),
+        last=np.maximum(np.where(layout.recomputes_layers, dropped, kept) + work, of_table),
         head_gradient=np.maximum(of_table, np.asarray(reduced) * table * trained),
     )
 
@@ -877,8 +876,7 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
         kinds_here = [kind.rows(rows) for kind in other_kinds]
         on_ranks = _HeldByRanks(layer.rows(rows), kinds_here, flying, ends)
         kept[rows], relief[rows], recomputed[rows] = _least_peaks(workload, on_ranks)
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
-    relief = np.where(full, relief * layout.vpp, 0.0)
+    relief = np.where(layout.recomputes_layers, relief * layout.vpp, 0.0)
     return PeakBounds(kept, relief, recomputed, beside.everywhere)
 
 
@@ -1202,7 +1200,6 @@ def _beside_layers_on_ranks(
     shape = layout.broadcast_shape()
     pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layout.pp, layout.vpp))
     ranks = np.arange(int(pp.max(initial=1)))
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     beside = _beside_layers(workload, layout, saved)
     fixed = np.broadcast_to(beside.everywhere[:, None], (*shape, len(ranks))).copy()
     fixed[:, 0] += beside.first
@@ -1211,7 +1208,7 @@ def _beside_layers_on_ranks(
     return _OnRanks(
         pp,
         vpp,
-        np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape),
+        np.broadcast_to(np.where(layout.recomputes_layers, layout.recompute_layers, 0), shape),
         fixed,
         np.broadcast_to(flying, fixed.shape),
     )

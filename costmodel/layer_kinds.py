@@ -891,7 +891,7 @@ def _with_encoder(c: Context, first: KindTime) -> KindTime:
     seconds = vision.layers * layer.seconds + waits_s + sum(each.forward for each in products)
     if not own.forward_only:
         around_s = sum(each.backward for each in products)
-        again = (np.asarray(own.layout.recompute) & Recompute.FULL) != 0
+        again = own.layout.recomputes_layers
         again_s = np.where(again, vision.layers * layer.recompute_s, 0.0)
         seconds = seconds + around_s + again_s
         backward_s = backward_s + around_s + again_s

@@ -99,7 +99,7 @@ def setup_of_run(run: Run, inputs: PlanInputs) -> Setup:
 def _with_all_layers(layout: Layout, stages: Stages) -> Layout:
     """Full recomputation of the longest virtual stage is that of every layer, also when stages change."""
     longest = max(max(rank) for rank in stages)
-    full = bool(int(layout.recompute) & Recompute.FULL)
+    full = bool(layout.recomputes_layers)
     if full and int(layout.recompute_layers) >= longest:
         return replace(layout, recompute_layers=ALL_LAYERS)
     return layout

@@ -24,7 +24,7 @@ from meshwright.costmodel.footprint import GIB, layer_bytes, offloaded_states_gi
 from meshwright.costmodel.hybrid_context import is_dealt
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Placement, Recompute
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Placement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rank_load import chunk_loads
 from meshwright.costmodel.step_time import (
@@ -363,8 +363,7 @@ def _alike(question: Question) -> tuple[Any, ...]:
 
 def _of_split(layout: Layout) -> tuple[int, int]:
     """What decides, beside the split itself, what each of its ranks has."""
-    full = int(layout.recompute) & int(Recompute.FULL)
-    return int(layout.schedule), int(layout.recompute_layers) if full else 0
+    return int(layout.schedule), int(layout.recompute_layers) if layout.recomputes_layers else 0
 
 
 def _memory_gib(questions: Sequence[MemoryQuestion]) -> Iterable[FloatArray]:

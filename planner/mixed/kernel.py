@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Recompute
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout
 from meshwright.costmodel.mixed import (
     PipelineLoad,
     PlacedPart,
@@ -772,7 +772,7 @@ class MixedKernel:
     @cached_property
     def full(self) -> bool:
         """Whether it recomputes whole layers."""
-        return bool(int(self.layout.recompute) & Recompute.FULL)
+        return bool(self.layout.recomputes_layers)
 
     @cached_property
     def costs(self) -> tuple[SplitCosts, ...]:

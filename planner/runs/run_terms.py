@@ -824,7 +824,7 @@ def check_offload(workload: Workload, layout: Layout) -> None:
     if offloads_inputs(workload):
         if input_offload(workload.framework, modules) is None:
             raise InputError(f"has no price with {record.name}", where=where, value=modules)
-        if not (layout.recompute & Recompute.FULL):
+        if not layout.recomputes_layers:
             raise InputError(
                 "has a price beside full recomputation alone", where=where, value=modules
             )

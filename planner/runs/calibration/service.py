@@ -381,7 +381,7 @@ def _suggestion(run: Run, index: int, joint: Floats, seconds: float, noise: floa
     variances = np.diag(joint)
     remaining = variances - joint[:, index] ** 2 / (noise**2 + variances[index])
     layout = {name: int(getattr(run.layout, name)) for name in _SETTINGS[:-1]}
-    recomputed = bool(int(run.layout.recompute) & Recompute.FULL)
+    recomputed = bool(run.layout.recomputes_layers)
     return Suggestion(
         layout={**layout, "recompute": "full" if recomputed else "none"},
         step_time_s=float(seconds),
