@@ -639,7 +639,8 @@ def _axis_document(traffic: PlanTraffic, axis: str, kind: AxisPattern) -> dict[s
         level.level: level.by_axis[axis] for level in traffic.levels if axis in level.by_axis
     }
     if axis == "ep":
-        row["busiest_receiver_over_mean"] = receive_imbalance(traffic)
+        workload, ep = traffic.use.context.workload, int(traffic.layout.ep)
+        row["busiest_receiver_over_mean"] = float(np.asarray(workload.imbalance(ep)))
     return row
 
 
@@ -761,17 +762,6 @@ def parts_traffic(plan: MixedPlan) -> PartsTraffic:
         )
     ranks = int(pipeline.layout.gpus)
     return PartsTraffic(parts=parts, between=tuple(between), axes=tuple(axes), ranks=ranks)
-
-
-def receive_imbalance(traffic: PlanTraffic) -> float:
-    """What the rank with the hottest experts receives, over the mean.
-
-    Parameters
-    ----------
-    traffic
-        Of a layout with experts; 1 where all are equally popular.
-    """
-    return float(np.asarray(traffic.use.context.workload.imbalance(int(traffic.layout.ep))))
 
 
 def _groups_document(use: MappingUse) -> dict[str, Any]:

@@ -152,13 +152,17 @@ def _assigned(text: str, name: str, words: str) -> str:
     return text[:start] + words + text[end:]
 
 
+def _lines_around(text: str, match: re.Match[str]) -> tuple[int, int]:
+    """Where the first line of a match begins and the last one ends."""
+    end = text.find("\n", match.end())
+    return text.rfind("\n", 0, match.start()) + 1, len(text) if end < 0 else end
+
+
 def _without(text: str, edit: FlagEdit) -> str:
     """The text without a flag and its values; a line that held nothing else goes with it."""
     values = len(edit.before or ())
     for match in reversed(_matches(text, edit.flag, values)):
-        line_start = text.rfind("\n", 0, match.start()) + 1
-        line_end = text.find("\n", match.end())
-        line_end = len(text) if line_end < 0 else line_end
+        line_start, line_end = _lines_around(text, match)
         rest = text[line_start : match.start()] + text[match.end() : line_end]
         if rest.strip() in ("", "\\"):
             text = text[:line_start] + text[line_end + 1 :]
@@ -181,9 +185,7 @@ def _with(text: str, edit: FlagEdit, anchors: Sequence[str]) -> str:
         if not matches:
             continue
         match = matches[-1]
-        line_start = text.rfind("\n", 0, match.start()) + 1
-        line_end = text.find("\n", match.end())
-        line_end = len(text) if line_end < 0 else line_end
+        line_start, line_end = _lines_around(text, match)
         before, after = text[line_start : match.start()], text[match.end() : line_end]
         if before.strip() == "" and after.strip() in ("", "\\"):
             is_continued = text[:line_start].rstrip("\n").endswith("\\")

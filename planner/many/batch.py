@@ -492,17 +492,6 @@ def _run(ray: Any, tasks: Iterable[Task], cache_folder: str | None) -> Iterator[
 Row = Mapping[str, Any]
 
 
-def csv_bytes(rows: Iterable[Row]) -> bytes:
-    """RFC 4180 with a header; what there is none of is empty.
-
-    Parameters
-    ----------
-    rows
-        By column; others are left out.
-    """
-    return csv_text(COLUMNS, rows).encode()
-
-
 def json_bytes(rows: Iterable[Row]) -> bytes:
     """`jobs`, a list with every column, and `summary`, jobs by status; one job on a line.
 
@@ -549,7 +538,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 RESULT_FORMATS: dict[str, Callable[[Iterable[Row]], bytes]] = {
-    "csv": csv_bytes,
+    "csv": lambda rows: csv_text(COLUMNS, rows).encode(),
     "json": json_bytes,
     "parquet": parquet_bytes,
 }

@@ -250,7 +250,9 @@ def _rows(rows: list[Document], *, every_row: bool) -> View:
         "predicted": Column("pred.", Kind(_plain_seconds), "s", value=partial(_step, "predicted")),
         "measured": Column("meas.", Kind(_plain_seconds), "s", value=partial(_step, "measured")),
         "error_s": Column("error", Kind(partial(_plain_seconds, sign="+")), "s"),
-        "error_pct": Column("err.", _SIGNED, "%", value=_error),
+        "error_pct": Column(
+            "err.", _SIGNED, "%", value=lambda row: "failed" if row["failed"] else row["error_pct"]
+        ),
         "memory_error_pct": Column("mem.", _SIGNED, unit="%"),
     }
     failures = [
@@ -261,10 +263,6 @@ def _rows(rows: list[Document], *, every_row: bool) -> View:
 
 def _step(side: str, row: Document) -> object:
     return row[side] and row[side]["step_time_s"]
-
-
-def _error(row: Document) -> object:
-    return "failed" if row["failed"] else row["error_pct"]
 
 
 def _plain_seconds(value_s: float, sign: str = "") -> str:

@@ -246,13 +246,13 @@ def _figures(document: Document) -> Block:
             ("a data-parallel group", "data_parallel"),
             ("a pipeline", "pipeline"),
         ):
-            touched = [_touched(side["spread"][blocks], group) for side in sides]
+            spreads = [side["spread"][blocks] for side in sides]
+            touched = [
+                f"{spread[f'{group}_max']} at most, {spread[f'{group}_mean']:.1f} mean"
+                for spread in spreads
+            ]
             rows.append([f"{blocks} of {words}", *touched])
     return Table(columns, rows)
-
-
-def _touched(spread: Mapping[str, float], group: str) -> str:
-    return f"{spread[f'{group}_max']} at most, {spread[f'{group}_mean']:.1f} mean"
 
 
 def _certificate(document: Document) -> str:

@@ -197,10 +197,6 @@ def _of_factors(name: str, neutral: float) -> Read:
     return read
 
 
-def _shown_expert_share(_: Workload, constants: Constants) -> float:
-    return 1.0 - constants.framework.ep_hidden
-
-
 def _bytes_times(what: str, name: str) -> Meaning:
     sentence = f"{what} take {{after}} times the bytes that were counted"
     return Meaning("x", _of_factors(name, 1.0), sentence)
@@ -257,7 +253,8 @@ MEANINGS: dict[str, Meaning] = {
         "compute pays for {after} of the gradient traffic beside it",
     ),
     "expert_exposed": _assumed(
-        "", _shown_expert_share, "overlap leaves {after} of the expert all-to-all in sight",
+        "", lambda _, constants: 1.0 - constants.framework.ep_hidden,
+        "overlap leaves {after} of the expert all-to-all in sight",
     ),
     "recompute": _assumed(
         "", _of_framework("recompute_fraction"),
