@@ -272,10 +272,7 @@ class PlannerPage:
         request
             GET or DELETE, with the ticket's `id` in its path.
         """
-        try:
-            ticket = self._queue.ticket(request.path_params["id"])
-        except InputError as error:
-            return error_response(404, **answers.error_document(error))
+        ticket = self._queue.ticket(request.path_params["id"])
         if request.method == "DELETE":
             self._queue.stop(ticket)
         return _json(self._queue.document(ticket))
@@ -289,10 +286,7 @@ class PlannerPage:
             With the ticket's `id` and the `name` of a text in its path.
         """
         name = request.path_params["name"]
-        try:
-            ticket = self._queue.ticket(request.path_params["id"])
-        except InputError as error:
-            return error_response(404, **answers.error_document(error))
+        ticket = self._queue.ticket(request.path_params["id"])
         if name not in ticket.texts:
             return error_response(404, "this answer has no such file", where="name")
         ending = re.sub(r".*(?=\.)", "", name)
@@ -386,15 +380,16 @@ def page_app(offer: Offer, queue: QuestionQueue, token: str, port: int) -> Starl
         raise InputError(_EXTRA, where="serve") from None
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         queue.close()
 
-    async def refused(request: Request, error: Exception) -> Response:
-        del request
+    async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return error_response(error.status_code, error.detail)
+
+    async def not_there(_: Request, error: Exception) -> Response:
+        return error_response(404, **answers.error_document(error))
 
     page = PlannerPage(offer, queue)
     routes = [
@@ -408,7 +403,7 @@ def page_app(offer: Offer, queue: QuestionQueue, token: str, port: int) -> Starl
     return Starlette(
         routes=[Mount(f"/{token}", routes=routes)],
         middleware=[Middleware(Guard, token=token, port=port)],
-        exception_handlers={HTTPException: refused},
+        exception_handlers={HTTPException: refused, InputError: not_there},
         lifespan=lifespan,
     )
 

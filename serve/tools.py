@@ -428,15 +428,13 @@ def _answer_fewest(fields: Fields, say: Say) -> Answer:
     return {"answer": answer, "texts": {"plan.yaml": plan_text(plan)}}
 
 
-def _answer_estimate(fields: Fields, say: Say) -> Answer:
-    del say
+def _answer_estimate(fields: Fields, _: Say) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         runs = api.estimate(_written(folder, "runs.json", fields["runs"]))
     return {"answer": finite({"runs": [run_document(priced) for priced in runs]}), "texts": {}}
 
 
-def _answer_validate(fields: Fields, say: Say) -> Answer:
-    del say
+def _answer_validate(fields: Fields, _: Say) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         report = api.validate(_written(folder, "runs.json", fields["runs"]))
     return {"answer": finite(report.as_document()), "texts": {}}
@@ -453,16 +451,14 @@ def _answer_explain(fields: Fields, say: Say) -> Answer:
     return {"answer": {"text": view_text(explain_view(plan, changes, choices))}, "texts": {}}
 
 
-def _answer_compare(fields: Fields, say: Say) -> Answer:
-    del say
+def _answer_compare(fields: Fields, _: Say) -> Answer:
     plans = answers.plan_of(fields["first"]), answers.plan_of(fields["second"])
     names = ("first", "second")
     document = finite(comparison(plans))
     return {"answer": {**document, "text": view_text(compare_view(names, plans))}, "texts": {}}
 
 
-def _answer_verify(fields: Fields, say: Say) -> Answer:
-    del say
+def _answer_verify(fields: Fields, _: Say) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(fields["path"]) if "path" in fields else None
         document = audit_document(audit_plan(path or _written(folder, "plan.yaml", fields["plan"])))
