@@ -527,7 +527,10 @@ def _point(product: KernelShape, c: Context) -> dict[str, Any]:
 # What a plan's communication hides beside its compute, axis by axis.
 
 
-COMPUTE_PARTS = ("gemm", "attention", "memory_bound", "head", "recompute", "optimizer")
+COMPUTE_PARTS = (
+    *("gemm", "expert_gemm", "attention", "memory_bound", "head", "image_encoder"),
+    *("recompute", "scoring", "optimizer"),
+)
 """Parts of the breakdown in which a GPU computes."""
 EXPOSED_PARTS = {axis: (f"{axis}_comm",) for axis in MEGATRON_DEFAULT} | {"pp": ("pipeline_p2p",)}
 """Parts of the breakdown in which nothing hides an axis' communication."""
@@ -537,8 +540,8 @@ def plan_overlap(plan: Plan) -> dict[str, Any]:
     """R = T_comm / T_comp of every axis that sends, and how much of it runs beside compute.
 
     T_comm is the time that a GPU's share of the links carries the axis' bytes, over all levels; T_comp what
-    the mean GPU computes in a step; hidden is 1 less exposed over T_comm, at least 0: start-ups and waiting
-    for the slowest member are exposed without keeping a link busy.
+    the busiest GPU computes in a step; hidden is 1 less exposed over T_comm, at least 0: start-ups and
+    waiting for the slowest member are exposed without keeping a link busy.
 
     Parameters
     ----------
@@ -579,7 +582,11 @@ def _gradient_buckets(plan: Plan) -> dict[str, Any] | None:
     if not parameters or not workload.dp_overlap:
         return None
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
-    largest = max(float(np.max(part)) for part in rank_parameters(workload.model, layout, stages))
+    held = rank_parameters(workload.model, layout, stages)
+    largest = max(
+        share * float(np.max(part))
+        for part, share in zip(held, workload.trained_shares, strict=True)
+    )
     return {
         "bucket_mb": stack.gradients_mb(min(parameters, largest)),
         "count": ceil(largest / parameters),
