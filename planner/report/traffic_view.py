@@ -301,6 +301,7 @@ _MEANS = {
     "held_out_balance_mean": "held-out balance",
     "held_out_node_balance_mean": "held-out balance of nodes",
     "held_out_nodes_per_token_mean": "held-out nodes per token",
+    "held_out_cross_node_share_mean": "held-out choices that leave the source's node",
     "permutation_density_mean": "permutation density",
     "inside_node_share_mean": "choices inside the node",
     "inside_leaf_share_mean": "choices inside the leaf",
