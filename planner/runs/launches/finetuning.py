@@ -28,6 +28,8 @@ from meshwright.frameworks.fsdp2 import (
     ACCELERATOR,
     ACCUMULATION,
     ADAPTER_FILE,
+    AXOLOTL_LIGER,
+    AXOLOTL_LIGER_LOSS,
     FSDP2,
     OFFLOADS_INPUTS,
     PRECISION,
@@ -866,7 +868,7 @@ _STAGES: dict[str, StepKindName] = {
     "rm": "reward",
 }
 """Kinds of a step by stage; PPO has none."""
-_LOSS = "pref_loss"
+_LOSS, _LIGER = "pref_loss", "enable_liger_kernel"
 _KERNELS = dict.fromkeys(("auto", "sdpa"), "sdpa") | {
     "fa2": "flash-2",
     "fa3": "flash-3",
@@ -953,6 +955,9 @@ def from_llamafactory(document: dict[str, Any], path: Path) -> LaunchRun:
         unread += of_adapters
         remarks += remarks_on_experts(model, adapters["targets"])
     settings |= {"kind": _llamafactory_kind(document, where), "adapters": adapters}
+    if document.get(_LIGER) and document.get(_STAGE, TUNING) in ("pt", TUNING):
+        # Its other kernels, which run with it, have no price: the switch is not read.
+        settings["loss"] = "liger"
     return run.with_more(
         settings,
         unread=unread,
@@ -1168,6 +1173,9 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
         remarks += [FUSED_ADAPTERS] if by_themselves else []
     if document.get(_CUT_LOSS, _CUT_PLUGIN in str(document.get("plugins"))):
         unread.append(_CUT_LOSS)
+    if document.get(AXOLOTL_LIGER_LOSS) and AXOLOTL_LIGER in str(document.get("plugins")):
+        settings["loss"] = "liger"
+        unread.remove(AXOLOTL_LIGER_LOSS)
     return run.with_more(
         settings,
         unread=[*unread, *of_adapters],

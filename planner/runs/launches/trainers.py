@@ -18,7 +18,14 @@ from meshwright.costmodel.execution_names import StepKindName
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError, check_choice
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import ACCELERATOR, PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
+from meshwright.frameworks.fsdp2 import (
+    ACCELERATOR,
+    LIGER_LOSS,
+    PRECOMPUTES,
+    SAVED_TENSORS,
+    TRL_LOSS,
+    TRL_STEPS,
+)
 from meshwright.frameworks.megatron import (
     MEGATRON,
     MEGATRON_ARGUMENTS,
@@ -363,6 +370,9 @@ def _from_fields(
     settings |= _longest(fields, dialect, where)
     if of_trl:
         settings |= _loss_of_trl(fields, kind, where)
+    elif dialect is not _TRL and kind == TUNING and fields.get(LIGER_LOSS.flag) is True:
+        # Its other kernels, which run with it, have no price: the switch is not read.
+        settings["loss"] = "liger"
     if gpus is not None and "dp" not in run.settings:
         settings["gpus"] = gpus
     if of_all and gpus is None:
