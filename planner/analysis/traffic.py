@@ -389,6 +389,7 @@ def mapping_document(mapped: MappedPlan) -> dict[str, Any]:
         "spread_certificate": None if spread is None else _certificate_document(spread),
         "slots": {
             "gpus": mapped.instance.slots.gpus,
+            "gpus_per_node": mapped.plan.inputs.cluster.gpus_per_node,
             "stages": problem.stages,
             "per_stage": problem.slots,
             "leaves": len(problem.leaf_slots),

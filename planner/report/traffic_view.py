@@ -266,10 +266,18 @@ def _certificate(document: Document) -> str:
         change = f"{percent(abs(saved))} {'more' if saved < 0 else 'less'} than hostname order"
         head = "touched at most (a data-parallel group, a pipeline)"
         return f"{head}: {'; '.join(parts)}; busy up-links: {change}; {took}"
-    proof = "proven least within the cost model"
+    of_slots = f"of all ways to lay these slots of {counted(document['slots']['gpus'], 'GPU')}"
+    proof = f"proven least {of_slots}"
     if document["status"] != "optimal":
-        proof = f"bound {seconds(document['lower_bound_s'])}, gap {percent(document['gap'], 2)}"
-    return f"busy up-links: {percent(saved)} less than hostname order; {proof}; {took}"
+        bound = f"bound {seconds(document['lower_bound_s'])}, gap {percent(document['gap'], 2)}"
+        proof = f"{bound} {of_slots}"
+    said = f"busy up-links: {percent(saved)} less than hostname order; {proof}; {took}"
+    if document["slots"]["gpus"] % document["slots"]["gpus_per_node"]:
+        said += (
+            ". Slots are parts of nodes: other cuts of the nodes, and the step, are outside this proof; "
+            "plan on these nodes looks at both"
+        )
+    return said
 
 
 def _reach(name: str, level: Document) -> str:
