@@ -109,17 +109,9 @@ def test_spares_stay_free_or_it_is_said(regular: Path, tmp_path: Path) -> None:
 
 
 def test_the_certificate_says_what_it_is_of(regular: Path, tmp_path: Path) -> None:
-    """On whole nodes, and on part-filled ones, whose GPUs may be cut into slots otherwise."""
     whole = " ".join(run("map", regular, "--cluster", cluster_file(tmp_path))[1].split())
     assert "proven least of all ways to lay these slots of 8 GPUs" in whole
     assert "outside this proof" not in whole
-    lines = ["base: dgx-h100", "levels:", "- {name: leaf, gpus: 32}"]
-    lines += ["- {name: core, gpus: 256, oversubscription: 4}", "nodes:"]
-    lines += [f"- {{name: n{at}, leaf: l{at // 4}, free_gpus: 5}}" for at in range(16)]
-    path = tmp_path / "parts.yaml"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    parts = " ".join(run("map", regular, "--cluster", path)[1].split())
-    assert "Slots are parts of nodes: other cuts of the nodes, and the step, are outside" in parts
 
 
 @pytest.mark.slow
@@ -142,6 +134,9 @@ def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) ->
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = document("map", out, "--cluster", path, "--spares", 1)
     assert any(free[int(name[1:])][1] == 8 for name in found["idle_nodes"])
+    said = " ".join(run("map", out, "--cluster", path)[1].split())
+    assert "proven least of all ways to lay these slots of 4 GPUs" in said
+    assert "Slots are parts of nodes: other cuts of the nodes, and the step, are outside" in said
     for spares, status in ((1, 0), (2, 1)):
         assert run("map", out, "--cluster", path, "--spares", spares, "--json")[0] == status
 
