@@ -134,7 +134,7 @@ def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) ->
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = document("map", out, "--cluster", path, "--spares", 1)
     assert any(free[int(name[1:])][1] == 8 for name in found["idle_nodes"])
-    said = " ".join(run("map", out, "--cluster", path)[1].split())
+    said = " ".join(run("map", out, "--cluster", path, "--spares", 1)[1].split())
     assert "proven least of all ways to lay these slots of 4 GPUs" in said
     assert "Slots are parts of nodes: other cuts of the nodes, and the step, are outside" in said
     for spares, status in ((1, 0), (2, 1)):
