@@ -64,6 +64,7 @@ from meshwright.planner.runs.launches.finetuning import (
     from_accelerate,
     fully_sharded,
     half_precision,
+    is_accelerate,
     kernel_of,
     kind_of_step,
     known_model,
@@ -589,14 +590,18 @@ def _preset(name: str) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
+_SECTIONS = (_BY_DEEPSPEED, "fsdp_config", "parallelism_config")
+"""Of accelerate's file: one of them is heeded, by the kind of distribution."""
+
+
 def _accelerated(document: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -> LaunchRun:
     """What accelerate's file says: DeepSpeed, FSDP with further axes, or plain data parallelism."""
     where = str(path)
-    if "fsdp_config" in document or "parallelism_config" in document:
+    if is_accelerate(document):
         return from_accelerate(document, where)
     run = PLAIN
     plugin = document.get(_BY_DEEPSPEED)
-    if isinstance(plugin, dict):
+    if isinstance(plugin, dict) and document.get("distributed_type", "DEEPSPEED") == "DEEPSPEED":
         run = _by_plugin(plugin, path, of_trainer)
     settings: dict[str, Any] = {}
     gpus = whole_number(document, "num_processes", where)
@@ -604,9 +609,7 @@ def _accelerated(document: dict[str, Any], path: Path, of_trainer: dict[str, Any
         settings["dp"] = gpus // int(run.settings.get("tp", 1))
     if document.get("mixed_precision") in ("bf16", "fp16"):
         settings["precision"] = document["mixed_precision"]
-    unread = unread_keys(
-        document, "accelerate", ("num_processes", "mixed_precision", _BY_DEEPSPEED)
-    )
+    unread = unread_keys(document, "accelerate", ("num_processes", "mixed_precision", *_SECTIONS))
     return run.with_more(settings, unread=unread)
 
 

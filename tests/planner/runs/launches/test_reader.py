@@ -19,6 +19,7 @@ from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.command_line import CommandLine
+from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron import from_megatron, megatron_model
 from meshwright.planner.runs.launches.reader import complete, price_launch, read_launch
 from meshwright.planner.runs.run_file import read_runs, run_from_mapping
@@ -182,6 +183,74 @@ def hsdp_files(framework: str, groups: int, size: int) -> tuple[str, str]:
     return "ds_config.json", json.dumps(
         {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
     )
+
+
+def accelerated(
+    tmp_path: Path, sizes: dict[str, int], version: int = 2, gpus: int = 8
+) -> LaunchRun:
+    document: dict[str, Any] = {
+        "distributed_type": "FSDP",
+        "num_processes": gpus,
+        "fsdp_config": {"fsdp_version": version, "fsdp_reshard_after_forward": True},
+    }
+    if sizes:
+        mesh = {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}
+        document["parallelism_config"] = mesh
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return read_launch(path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "read"),
+    [
+        ({}, {"dp": 8, "tp": 1, "cp": 1}),
+        ({"dp_shard": 8}, {"dp": 8, "tp": 1, "cp": 1}),
+        ({"dp_replicate": 2, "dp_shard": 4}, {"dp": 8, "shard_groups": 2}),
+        ({"dp_shard": 4, "tp": 2}, {"dp": 4, "tp": 2, "cp": 1}),
+        ({"dp_shard": 1, "cp": 8}, {"dp": 1, "tp": 1, "cp": 8}),
+        ({"dp_replicate": 2, "dp_shard": 2, "cp": 2}, {"dp": 4, "cp": 2, "shard_groups": 2}),
+    ],
+)
+def test_the_mesh_of_accelerate(
+    sizes: dict[str, int], read: dict[str, int], tmp_path: Path
+) -> None:
+    settings = accelerated(tmp_path, sizes).settings
+    assert {name: settings[name] for name in read} == read
+
+
+@pytest.mark.parametrize(
+    ("sizes", "version", "words"),
+    [
+        ({"tp": 2}, 2, "leaves FSDP no ranks to shard over"),
+        ({"dp_shard": 1}, 2, "leaves FSDP no ranks to shard over"),
+        ({"tp": 2, "dp_shard": 2}, 2, "multiplies to 4 ranks, and num_processes is 8"),
+        ({"dp_replicate": 4, "cp": 2}, 2, "replicates without shards beside tp or cp"),
+        ({"dp_shard": 8}, 1, "is of FSDP2 alone"),
+        ({"dp_shard": 0}, 2, "must be at least 1"),
+    ],
+)
+def test_a_mesh_that_accelerate_does_not_start(
+    sizes: dict[str, int], version: int, words: str, tmp_path: Path
+) -> None:
+    """Two tensor ranks without shards on eight were read as four replicas that shard."""
+    with pytest.raises(InputError, match=words):
+        accelerated(tmp_path, sizes, version)
+
+
+def test_sections_of_another_distribution_are_idle(tmp_path: Path) -> None:
+    """Files of older versions write all of them, most empty: one of DeepSpeed was read as FSDP."""
+    (tmp_path / "accelerate.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 8\nfsdp_config: {}\n"
+        "deepspeed_config: {zero_stage: 2}\n",
+        encoding="utf-8",
+    )
+    script = tmp_path / "run.sh"
+    words = "accelerate launch --config_file accelerate.yaml train.py --model_name_or_path Qwen/Qwen3-8B"
+    script.write_text(f"{words} --per_device_train_batch_size 1 --bf16\n", encoding="utf-8")
+    run = read_launch(script)
+    assert (run.settings["framework"], run.settings["zero_stage"]) == ("deepspeed", 2)
+    assert run.unread == ()
 
 
 @pytest.mark.parametrize("framework", ["torchtitan", "fsdp2", "deepspeed"])
