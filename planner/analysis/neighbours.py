@@ -63,6 +63,7 @@ from meshwright.planner.plan.verify import wish_faults
 from meshwright.planner.request.choices import BY_NAME, CHOICES, DOUBLED, NUMBERS, OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
+from meshwright.planner.search.space import Space, space_of
 from meshwright.planner.solvers.processes import side_by_side
 
 # Whether a layout lies in the space that a plan's proof speaks of, as the plan prints it.
@@ -111,8 +112,17 @@ class PrintedSpace:
                 if value not in searched:
                     only = ", ".join(map(str, searched))
                     return f"{choice.name} {value} was not searched, only {only}"
+        stages = self._searched.virtual_stages(layout.pp)
+        if layout.vpp not in stages:
+            only = ", ".join(map(str, stages))
+            return f"vpp {layout.vpp} was not searched with pp {layout.pp}, only {only}"
         used = layout.gpus
         return None if used <= space.gpus else f"{used} GPUs, the space has {space.gpus}"
+
+    @cached_property
+    def _searched(self) -> Space:
+        """What no report has: virtual stages go by the ranks of a pipeline."""
+        return space_of(self.request)
 
 
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
