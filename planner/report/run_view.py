@@ -34,7 +34,7 @@ from meshwright.planner.report.view import (
     table,
 )
 from meshwright.planner.runs.calibration.machine import MachineReport
-from meshwright.planner.runs.calibration.service import CalibrationReport
+from meshwright.planner.runs.calibration.service import CalibrationReport, three_digits
 from meshwright.planner.runs.prediction import PricedRun
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.run_terms import layout_document
@@ -372,7 +372,7 @@ def scatter_svg(dots: Sequence[Dot], title: str) -> str:
 MOVED_PCT = 1.0
 """Mean change of predictions from which a constant is said to have moved."""
 _MOST_CALIBRATED_ROWS = 20
-_THREE = Kind(lambda value: f"{value:.3g}")
+_THREE = Kind(three_digits)
 
 
 def calibration_view(report: CalibrationReport) -> View:
@@ -427,7 +427,7 @@ def machine_view(report: MachineReport) -> View:
         "unit": "unit",
         "moved_pct": Column("moved", _SIGNED, unit="%"),
         "points": Column("times", COUNT),
-        "scatter_pct": Column("scatter", _SIGNED, unit="%"),
+        "scatter_pct": Column("scatter", decimals(1), unit="%"),
     }
     moved: View = []
     if sentences:

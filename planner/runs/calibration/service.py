@@ -302,6 +302,15 @@ def quantity(name: str, workload: Workload) -> float:
     return MEANINGS[name].read(workload, calibrated_constants(workload))
 
 
+def three_digits(value: float) -> str:
+    """A number to three digits, without an exponent up to a million.
+
+    >>> three_digits(2067.285), three_digits(0.0712345)
+    ('2,070', '0.0712')
+    """
+    return f"{float(f'{value:.3g}'):,g}"
+
+
 def sentence(name: str, before: float, after: float) -> str:
     """What moved, in words.
 
@@ -316,7 +325,7 @@ def sentence(name: str, before: float, after: float) -> str:
     -------
     str
     """
-    return MEANINGS[name].sentence.format(before=f"{before:.3g}", after=f"{after:.3g}")
+    return MEANINGS[name].sentence.format(before=three_digits(before), after=three_digits(after))
 
 
 # The fit itself.

@@ -166,6 +166,12 @@ def test_another_machine_than_the_cluster_is_noticed() -> None:
     report = report_of(SimulatedDevice(slow=1e4))
     assert report.calibration.factors.gemm == pytest.approx(1 / 20, rel=0.02)
     assert any("is --cluster the machine" in note for note in report.notes)
+    sentences = {moved.name: moved.sentence for moved in report.moved}
+    assert sentences["gemm"].endswith("what was timed lies further off than a stack file holds")
+    assert "2,070 were assumed" in sentences["hbm"]
+    # A plan draws its constants round these: some lay beyond the edge, which ended in an internal error.
+    drawn = report.calibration.scenarios(64, 0)
+    assert min(each.factors.hbm for each in drawn) == 1 / 20
 
 
 def test_a_slow_class_stops_when_its_next_shape_would_take_too_long(
