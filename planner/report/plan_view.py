@@ -399,6 +399,7 @@ def training_rows(inputs: PlanInputs) -> list[tuple[str, str]]:
     return [
         ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
         ("training", plan_words.training_text(inputs)),
+        ("constants", optional(inputs.calibration, lambda own: f"calibrated: {own.name}")),
         *plan_words.trained_line(inputs),
         *_images_line(inputs),
     ]

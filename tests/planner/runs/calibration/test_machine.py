@@ -20,6 +20,7 @@ from meshwright.cluster_specs.reader import load_cluster
 from meshwright.costmodel.calibration import Factors, MeasuredPoint
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.report.plan_view import first_screen
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import calibration_text, read_calibration
 from meshwright.planner.runs.calibration import torch_timer
@@ -37,6 +38,7 @@ from meshwright.planner.runs.calibration.machine import (
 )
 from meshwright.planner.runs.calibration.service import calibrate_runs
 from meshwright.planner.runs.calibration.torch_timer import devices_like, imported_torch
+from tests.planner.report.test_views import text
 from tests.planner.runs.calibration.own_runs import measured_runs
 
 HIDDEN = Factors(
@@ -254,6 +256,7 @@ def test_the_file_is_taken_by_plans(tmp_path: Path) -> None:
     assert slower.predicted is not None
     assert plain.predicted is not None
     assert 1.1 < slower.predicted.step_time_s / plain.predicted.step_time_s < 1.3
+    assert f"constants calibrated: {again.name}" in " ".join(text(first_screen(slower)).split())
     # No run of one's own was measured: the band stays that of optima.
     assert slower.predicted.band_of == "optima"
     # A device of another name keeps its constants.
