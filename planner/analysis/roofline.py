@@ -292,7 +292,8 @@ def _levels(
     """Ridge, critical batch and batches of every level, each with what crosses it."""
     levels = []
     for name, rate in bytes_per_s.items():
-        exchange, ridge = exchanges[name], float(ridge_flop_per_byte(peak_flops, rate))
+        exchange = exchanges[name]
+        ridge = float(ridge_flop_per_byte(peak_flops, rate))
         levels.append(
             {
                 "level": name,
@@ -356,7 +357,8 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
     if plan.layout is None or plan.predicted is None:
         raise InfeasibleError(f"the plan has no layout (status {plan.status}): nothing is computed")
     c = _context(plan, plan.layout)
-    device, precision = c.workload.cluster.device, c.workload.precision
+    device = c.workload.cluster.device
+    precision = c.workload.precision
     peak = peak_flops(device, precision)
     parts = plan.predicted.breakdown_s
     compute_s = {name: parts[name] for name in COMPUTE_PARTS if parts.get(name)}
@@ -424,8 +426,10 @@ def _flop_of_a_token(c: Context, stages: Stages) -> float:
     gradient, and 6 of each that an adapter adds; 2 for each pass that scores. Of a layer's E experts, E / ep
     on a rank, tokens work with k each; a tensor group shares its tokens among etp.
     """
-    workload, layout = c.workload, c.layout
-    share, moe = 1.0, workload.model.moe
+    workload = c.workload
+    layout = c.layout
+    share = 1.0
+    moe = workload.model.moe
     if moe is not None:
         share = moe.top_k * int(np.asarray(layout.expert_group)) / (int(layout.tp) * moe.experts)
     held = rank_parameters(workload.model, layout, stages)
@@ -489,7 +493,8 @@ def products_of(c: Context) -> Iterator[KernelShape]:
     c
         Of one layout, in plain numbers. Of experts the mean rows of one, were all as popular.
     """
-    model, tokens = c.workload.model, _number(c.tokens)
+    model = c.workload.model
+    tokens = _number(c.tokens)
     tp, etp, ep = (_number(x) for x in (c.layout.tp, c.layout.etp, c.layout.ep))
     hidden = model.hidden
     if (mamba := model.state_space) is not None:
@@ -506,9 +511,9 @@ def products_of(c: Context) -> Iterator[KernelShape]:
         experts, width, outside = moe.experts / ep, moe.moe_ffn_hidden / etp, model.routed_width
         rows = tokens / tp * moe.top_k * etp / experts
         if moe.latent_size is not None:
-            own, ways = tokens / tp, ("projection to experts", "projection from experts")
-            yield from _linear(c, ways[0], own, hidden, {LATENT_DOWN: outside})
-            yield from _linear(c, ways[1], own, outside, {LATENT_UP: hidden})
+            own = tokens / tp
+            yield from _linear(c, "projection to experts", own, hidden, {LATENT_DOWN: outside})
+            yield from _linear(c, "projection from experts", own, outside, {LATENT_UP: hidden})
         inner = (2 if model.gated else 1) * width
         for name, columns, depth in (("up", inner, outside), ("down", outside, width)):
             each = KernelShape(f"experts {name}", rows, columns, depth, experts)
@@ -526,7 +531,8 @@ def _number(value: Floats | Ints) -> float:
 
 def _attention_products(c: Context) -> Iterator[KernelShape]:
     """Projections of attention of each kind with heads of its own."""
-    model, tokens = c.workload.model, _number(c.tokens)
+    model = c.workload.model
+    tokens = _number(c.tokens)
     if not model.blocks.attention:
         return
     kinds = {"attention": model}
@@ -547,7 +553,8 @@ def _attention_products(c: Context) -> Iterator[KernelShape]:
 
 
 def _feed_forward_products(c: Context, name: str, width: float) -> Iterator[KernelShape]:
-    tokens, model = _number(c.tokens), c.workload.model
+    tokens = _number(c.tokens)
+    model = c.workload.model
     names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
     yield from _linear(c, f"{name} up", tokens, model.hidden, dict.fromkeys(names, width))
     yield from _linear(c, f"{name} down", tokens, width, {"down_proj": model.hidden})
@@ -560,7 +567,8 @@ def _linear(
     adapter beside them one to its rank and one from it.
     """
     columns = float(sum(np.asarray(width) for width in outputs.values()))
-    product, adapters = KernelShape(name, tokens, columns, depth), c.workload.adapters
+    product = KernelShape(name, tokens, columns, depth)
+    adapters = c.workload.adapters
     if adapters is None:
         yield product
         return
