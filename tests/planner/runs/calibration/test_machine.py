@@ -256,7 +256,7 @@ def test_the_file_is_taken_by_plans(tmp_path: Path) -> None:
     assert slower.predicted is not None
     assert plain.predicted is not None
     assert 1.1 < slower.predicted.step_time_s / plain.predicted.step_time_s < 1.3
-    assert f"constants calibrated: {again.name}" in " ".join(text(first_screen(slower)).split())
+    assert f"constants calibrated: {again.name}" in " ".join(text(*first_screen(slower)).split())
     # No run of one's own was measured: the band stays that of optima.
     assert slower.predicted.band_of == "optima"
     # A device of another name keeps its constants.
