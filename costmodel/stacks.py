@@ -91,6 +91,12 @@ class FrameworkConstants:
     """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
     tp_interference: float
     """The same of a product and a tensor-parallel collective beside it."""
+    ring_waits: bool
+    """Whether ring attention waits for its transfers as soon as it has started them."""
+    ring_repeats_keys: bool
+    """Whether it passes on the keys and values of each query head, where several share one."""
+    ring_gradient_bytes: float
+    """Bytes of an element of their gradients on its way round."""
     overlap_cuts_products: bool
     """Whether overlapped tensor parallelism cuts products into pieces beside pieces of their transfers."""
     tp_hidden: float

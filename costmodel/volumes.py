@@ -15,7 +15,7 @@ from meshwright.costmodel.collectives import Links, cross_rail_bytes, goes_by_tr
 from meshwright.costmodel.data_parallel import hiding_windows, passes_of_a_step
 from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
-from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_context import Context, sends_step_by_step
 from meshwright.costmodel.layout import Layout, recomputes_experts
 from meshwright.costmodel.rank_load import Stages, rank_counts
 from meshwright.costmodel.states import optimizer_shards, rank_parameters
@@ -269,6 +269,7 @@ class ContextVolumes:
 def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
     """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens.
 
+    `layer_context.context_parallel_s` says how PyTorch's rings differ.
     Rings as in Liu et al. 2023, arXiv 2310.01889, section 3, swaps as in DeepSpeed Ulysses, arXiv 2309.14509;
     both as in USP, arXiv 2405.07719, section 3.
 
@@ -301,11 +302,16 @@ def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
         heads_swapped += share * token_bytes * (heads + _kv_heads(kind, tp)) * width * passes
     if c.workload.cp_comm == "a2a":
         return ContextVolumes(whole=heads_swapped + swapped, swapped=0.0, ring=0.0, neighbours=1)
-    ring_passes = 3.0 * work.layers + work.recomputed
+    stack = c.constants.framework
+    of_gradients = stack.ring_gradient_bytes / 2.0
+    if not sends_step_by_step(c):
+        of_gradients *= cp / max(cp - 1.0, 1.0)
+    ring_passes = (2.0 + of_gradients) * work.layers + work.recomputed
     passed_on = 0.0
     for share, kind in _softmax_kinds(model):
         width = kind.qk_head_dim + kind.v_head_dim
-        passed_on += share * token_bytes * _kv_heads(kind, tp) * width * ring_passes
+        heads = kind.heads / tp if stack.ring_repeats_keys else _kv_heads(kind, tp)
+        passed_on += share * token_bytes * heads * width * ring_passes
     if c.workload.cp_comm == HIERARCHICAL:
         size = int(swapping_ranks(c.workload, c.layout))
         ring = passed_on * (cp // size)
