@@ -109,6 +109,7 @@ def stage_memory_parts_gib(
     work = np.maximum(extra.layer, np.where(first, extra.embedding_first, 0.0))
     buffers = extra.gathered + tables * extra.gathered_table
     buffers = buffers + np.where(first, extra.gathered_leading_first, 0.0) + extra.bucket
+    buffers = buffers + _beside_passes(workload, layout, rank)
     states = _states(workload, layout, stages)
     kinds = saved_of_kinds(workload, layout) or (saved.dense, saved.main)
     activations = _in_all_micro_batches(workload, layout, stages, kinds, saved.module)
@@ -337,9 +338,8 @@ def _in_all_micro_batches(
     last = rank == last_rank(layout.schedule, len(stages))
     saved: Floats = np.where(last, model.mtp_layers * of_module, 0.0)
     saved = saved + _saved_by_layers(workload, layout, stages, kinds)
-    if memory_profile(workload.framework).keeps_stage_outputs and len(stages) > 1:
-        sent = 2.0 * rank_tokens(workload, layout) * model.hidden / sequence_shards(layout)
-        saved = saved + np.where(last, 0.0, sent)
+    if memory_profile(workload.framework).keeps_stage_outputs != "none" and len(stages) > 1:
+        saved = saved + _handed_over(workload, layout) * (np.asarray(layout.vpp) - last)
     saved = on_both_ranks(np.asarray(saved), layout.schedule)
     in_all = np.asarray(saved * np.asarray(in_flight(layout, rank)))
     first, *others = stages[0]
@@ -350,6 +350,37 @@ def _in_all_micro_batches(
     # The mean of `in_flight` spreads what the first virtual stage has beyond the others over all of them.
     beyond = of_first - np.asarray(first_chunk_excess(layout) / layout.vpp * of_rank)
     return np.asarray(in_all + np.where(rank == 0, beyond, 0.0))
+
+
+def _handed_over(workload: Workload, layout: Layout) -> Floats:
+    """Bytes of a micro-batch from one stage to the next."""
+    handed: Floats = (
+        2.0 * rank_tokens(workload, layout) * workload.model.hidden / sequence_shards(layout)
+    )
+    return handed
+
+
+def _beside_passes(
+    workload: Workload, layout: Layout, rank: NDArray[np.int64]
+) -> NDArray[np.float64] | float:
+    """What ranks of a pipeline hold of micro-batches that are not in flight, when steady passes end.
+
+    PyTorch has a buffer for everything that a stage receives in a step. Those of activations in flight are
+    counted with what the layers save. The gradients that it sent stay beside them
+    (`memory.yaml` has the sources). What stages of one rank hand over to each other counts the same.
+    """
+    profile, pp = memory_profile(workload.framework), len(rank)
+    if pp == 1 or not profile.receives_apart:
+        return 0.0
+    first, last = rank == 0, rank == last_rank(layout.schedule, pp)
+    vpp, number = np.asarray(layout.vpp), np.asarray(layout.num_micro_batches)
+    done = np.maximum(number - np.asarray(in_flight(layout, rank)), 0.0)
+    handed = _handed_over(workload, layout)
+    held = handed * (2.0 * (vpp - first) * done + (vpp - last) * number)
+    if profile.keeps_stage_outputs == "step":
+        logits = 2.0 * rank_tokens(workload, layout) * workload.model.vocab / np.asarray(layout.tp)
+        held = held + handed * (vpp - last) * done + np.where(last, logits * (number - 1), 0.0)
+    return np.asarray(on_both_ranks(held, layout.schedule))
 
 
 def _alike(workload: Workload) -> bool:

@@ -440,8 +440,12 @@ class MemoryProfile:
     """Whether column-parallel modules keep a copy each of an input that they share, on tensor ranks."""
     sums_beside_gradients: bool
     """Whether fp32 sums of gradients lie beside the 16-bit gradients of a micro-batch."""
-    keeps_stage_outputs: bool
-    """Whether a pipeline stage keeps what it sent until the backward pass."""
+    keeps_stage_outputs: Literal["none", "backward", "step"]
+    """Until when a pipeline stage keeps what it sent: not at all, until the backward pass of it, or until the
+    step ends, the last stage its logits too."""
+    receives_apart: bool
+    """Whether a stage has a buffer for each activation and gradient that it receives in a step, and keeps
+    the gradients that it sent."""
     stranding: Literal["none", "forward", "step"]
     """What a caching allocator cannot use again: `none` (the stack's figures are bytes allocated), `forward`
     (blocks of a layer's forward pass, too small for logits), `step` (contiguous buffers of the optimizer

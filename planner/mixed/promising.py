@@ -852,7 +852,8 @@ def _lacks_room(
     workload: Workload, layouts: Layout, most: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """Whether some rank, were it on this part, may not hold so many layers, the fewest recomputed."""
-    if memory_profile(workload.framework).keeps_stage_outputs or workload.model.unlike_bytes:
+    outputs = memory_profile(workload.framework).keeps_stage_outputs
+    if outputs != "none" or workload.model.unlike_bytes:
         # What stages keep is beside the rooms, and of layers with unlike bytes these are for the smallest.
         return np.ones(layouts.broadcast_shape(), dtype=np.bool_)
     full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
