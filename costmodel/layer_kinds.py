@@ -84,6 +84,10 @@ _LOSS_BYTES = (12.0, 18.0)
 _STEPWISE_LOSS_BYTES = (38.0, 14.0)
 """Cross entropy step by step: cast (6), maximum (4), difference (8), exponential (8), sum (4), quotient (8);
 its gradient times that of the loss (8) and cast back (6) (megatron/core/tensor_parallel/cross_entropy.py)."""
+_Z_LOSS_BYTES = (24.0, 36.0)
+"""Its logarithms of sums once more: maximum (4), difference (8), exponential (8), sum (4); their gradient by
+difference (8), exponential (8) and product (8), added to the other (12) (torch, aten/src/ATen/native/
+ReduceOps.cpp, logsumexp_out_impl; torch/csrc/autograd/FunctionsManual.cpp, logsumexp_backward)."""
 _GATHERED_LOGIT_BYTES = (8.0, 4.0)
 """A logit that tensor-parallel ranks gather: copied out of what came, then behind others; backward a rank's
 part of the gradient (Aleph-Alpha/scaling, core/nn/linear/utils.py, _all_concat and _all_shard)."""
@@ -161,6 +165,8 @@ def head(c: Context) -> LayerTime:
     unfused = _STEPWISE_LOSS_BYTES if stack.stepwise_loss else _LOSS_BYTES
     each = _FUSED_LOSS_BYTES if stack.fused_loss else unfused
     loss = Passes(*(c.workload.step_kind.losses * moved for moved in each))
+    if c.workload.z_loss and not stack.fused_loss:
+        loss = Passes(loss.forward + _Z_LOSS_BYTES[0], loss.backward + _Z_LOSS_BYTES[1])
     gathered_s = 0.0 * c.tensor_pass_s
     if stack.whole_logits:
         gathered_s = ring_pass_s(2.0 * logits, c.placement.tp, c.links)

@@ -68,7 +68,7 @@ def test_the_sources_that_other_calculators_are_judged_by(
         ("nemo_automodel_h100", 6, 9.0),
         ("nemo_h100_fp8_2024", 26, 5.0),
         ("nemo_long_sequence", 4, 3.5),
-        ("olmo_core", 6, 6.0),
+        ("olmo_core", 6, 2.5),
         ("tinyllama", 1, 8.0),
         ("torchao_float8", 6, 6.0),
         ("torchtitan_405b", 6, 11.5),
