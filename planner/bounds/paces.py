@@ -383,8 +383,10 @@ class MemoryFit:
             Layers above which the room of a rank makes no difference.
         """
         rooms = []
+        # The leading layers begin a rank further on where the first chunk of several is empty.
+        may_begin_later = int(self.layout.vpp) > 1 and may_have_empty_ends(self.workload)
         for rank in range(int(self.layout.pp)):
-            most_leading = self.leading if rank < self.leading else 0
+            most_leading = self.leading if rank < self.leading + may_begin_later else 0
             rooms.append([self._room(rank, leading, limit) for leading in range(most_leading + 1)])
         return rooms
 
