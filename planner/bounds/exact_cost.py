@@ -659,7 +659,10 @@ class LayoutPricing:
         return [*priced_splits, *(yield from self._in_turn(placed, unplayed, best_s))]
 
     def _in_turn(
-        self, placed: PlacedLayout, unplayed: dict[Split, FloatArray], cutoff_s: float
+        self,
+        placed: PlacedLayout,
+        unplayed: dict[Split, FloatArray],
+        cutoff_s: float,
     ) -> Asking[list[PricedSplit]]:
         """Those of some splits that may beat the cutoff, with their seconds, from lower bounds that are these
         where nothing is played.
@@ -701,15 +704,7 @@ class LayoutPricing:
             for stages in self._level_stages(costs)
         ]
         beside_s = _least_beside_s(optimistic_step(context, times))
-        priced_splits: list[PricedSplit] = []
-        for pipeline_s, stages in sorted(bounded):
-            if pipeline_s + beside_s >= cutoff_s:
-                break
-            split = Split(stages=stages, time_s=pipeline_s)
-            priced = yield from self._priced(placed, split, cutoff_s)
-            cutoff_s = min([cutoff_s, *(float(np.min(seconds)) for _, seconds in priced)])
-            priced_splits += priced
-        return priced_splits
+        return (yield from self._one_by_one(placed, bounded, cutoff_s, beside_s))
 
     def _splits_by_place(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
@@ -736,38 +731,55 @@ class LayoutPricing:
         if np.min(bound.seconds) >= cutoff_s:
             return []
         beside_s = _least_beside_s(bound)
+        return (yield from self._one_by_one(placed, bounded, cutoff_s, beside_s, level))
+
+    def _one_by_one(
+        self,
+        placed: PlacedLayout,
+        bounded: Sequence[tuple[float, Stages]],
+        cutoff_s: float,
+        beside_s: float,
+        level: Sequence[Stages] = (),
+    ) -> Asking[list[PricedSplit]]:
+        """Splits that may beat the cutoff, in the order of what their pipeline takes at the least; those that
+        are not level only as far as bounds hold for them.
+        """
         priced_splits: list[PricedSplit] = []
         for pipeline_s, stages in sorted(bounded):
             if pipeline_s + beside_s >= cutoff_s:
                 break
-            if stages in level or _no_faster_if_alike(placed, stages, level):
-                split = Split(stages=stages, time_s=pipeline_s)
-                priced = yield from self._priced(placed, split, cutoff_s)
-                cutoff_s = min([cutoff_s, *(float(np.min(seconds)) for _, seconds in priced)])
-                priced_splits += priced
+            if level and stages not in level and not _no_faster_if_alike(placed, stages, level):
+                continue
+            split = Split(stages=stages, time_s=pipeline_s)
+            unplayed = yield from self._seconds(placed, [split], played=False)
+            if np.min(unplayed[stages]) >= cutoff_s:
+                continue
+            if not (yield from self._fit_memory([split])):
+                self.memory_limits = True
+                continue
+            priced = yield from self._in_turn(placed, {split: unplayed[stages]}, cutoff_s)
+            cutoff_s = min([cutoff_s, *(float(np.min(seconds)) for _, seconds in priced)])
+            priced_splits += priced
         return priced_splits
 
-    def _priced(
-        self, placed: PlacedLayout, split: Split, cutoff_s: float
-    ) -> Asking[list[PricedSplit]]:
-        """A split with its seconds; none where it does not beat the cutoff, or memory does not hold it."""
-        unplayed = yield from self._seconds(placed, [split], played=False)
-        if np.min(unplayed[split.stages]) >= cutoff_s:
-            return []
-        if not (yield from self._fit_memory([split])):
-            self.memory_limits = True
-            return []
-        return (yield from self._in_turn(placed, {split: unplayed[split.stages]}, cutoff_s))
-
     def _seconds(
-        self, placed: PlacedLayout, splits: Sequence[Split], *, played: bool = True
+        self,
+        placed: PlacedLayout,
+        splits: Sequence[Split],
+        *,
+        played: bool = True,
     ) -> Asking[dict[Stages, FloatArray]]:
         """Seconds of some splits under each mapping, [k]."""
         steps = yield [StepQuestion(placed, split.stages, played=played) for split in splits]
         return {split.stages: step.seconds for split, step in zip(splits, steps, strict=True)}
 
     def _with_slack(
-        self, placed: PlacedLayout, stages: Stages, costs: SplitCosts, *, played: bool = True
+        self,
+        placed: PlacedLayout,
+        stages: Stages,
+        costs: SplitCosts,
+        *,
+        played: bool = True,
     ) -> Asking[tuple[StepSeconds, float]]:
         """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
         own = StepQuestion(placed, stages, played=played)
