@@ -47,6 +47,7 @@ LARGE_FILE_BYTES = 16 * 2**20
 """Most bytes of a file that lists: a cluster that names each of 131,072 nodes fits."""
 DEEPEST = 32
 """Mappings and lists inside one another."""
+_TOO_DEEP = f"nested more than {DEEPEST} levels deep"
 LONGEST_PATH = 500
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """As safe as the other, and six times as fast."""
@@ -290,7 +291,7 @@ def _parse_json(text: str, where: str) -> object:
         return fields
 
     try:
-        return json.loads(text, object_pairs_hook=without_repeats)
+        data = json.loads(text, object_pairs_hook=without_repeats)
     except InputError:
         raise
     except json.JSONDecodeError as error:
@@ -303,9 +304,21 @@ def _parse_json(text: str, where: str) -> object:
         except InputError:
             raise InputError(what, where=where) from None
     except RecursionError:
-        raise InputError("the document is nested too deeply", where=where) from None
+        raise InputError(_TOO_DEEP, where=where) from None
     except ValueError:
         raise InputError("an integer has too many digits", where=where) from None
+    # How deep json itself reads differs from one Python to the next.
+    level: list[object] = [data]
+    for _ in range(DEEPEST):
+        level = [
+            value
+            for each in level
+            if isinstance(each, dict | list)
+            for value in (each.values() if isinstance(each, dict) else each)
+        ]
+    if any(isinstance(value, dict | list) for value in level):
+        raise InputError(_TOO_DEEP, where=where)
+    return data
 
 
 def _parse_yaml(text: str, where: str) -> object:
@@ -330,8 +343,7 @@ def _yaml_errors_named(text: str, where: str) -> Iterator[None]:
             raise InputError(what, where=where) from None
         if "nesting depth" in str(error.problem):
             # PyYAML from 6.0.4 on refuses some 1,000 levels before it says where they begin.
-            what = f"nested more than {DEEPEST} levels deep"
-            raise InputError(what, where=where) from None
+            raise InputError(_TOO_DEEP, where=where) from None
         what = f"not valid YAML: {error.problem or error.context}{place}"
         lines = [*text.split("\n"), ""]
         if mark and lines[mark.line].startswith("\t", mark.column):
@@ -341,7 +353,7 @@ def _yaml_errors_named(text: str, where: str) -> Iterator[None]:
         what = f"not valid YAML: {str(error).splitlines()[0]}"
         raise InputError(what, where=where) from None
     except RecursionError:
-        raise InputError("the document is nested too deeply", where=where) from None
+        raise InputError(_TOO_DEEP, where=where) from None
     except (ValueError, OverflowError):
         raise InputError("a number or date cannot be read", where=where) from None
 
@@ -363,8 +375,7 @@ def _refuse_bombs(text: str, where: str) -> None:
                 parents[-1].repeats(None)
             parents.append(_Parent(is_mapping=isinstance(event, yaml.MappingStartEvent)))
             if len(parents) > DEEPEST:
-                what = f"line {line}: nested more than {DEEPEST} levels deep"
-                raise InputError(what, where=where)
+                raise InputError(f"line {line}: {_TOO_DEEP}", where=where)
         elif isinstance(event, yaml.CollectionEndEvent):
             parents.pop()
 

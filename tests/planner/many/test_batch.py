@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+import meshwright
 from meshwright.errors import InputError
 from meshwright.planner.audit import audit_plan
 from meshwright.planner.many.batch import (
@@ -414,7 +415,8 @@ def workers_of(parent: int) -> list[int]:
 
 def test_the_fingerprint_covers_every_room() -> None:
     """Once it covered no file at all after its own module had moved, so old answers outlived new code."""
-    files = {path.relative_to(ROOT).as_posix() for path in code_files()}
+    package = Path(meshwright.__path__[0]).resolve()
+    files = {path.relative_to(package).as_posix() for path in code_files()}
     for name in (
         "errors.py",
         "costmodel/estimate.py",

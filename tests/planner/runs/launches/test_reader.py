@@ -288,7 +288,7 @@ BATCHES = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": 8}
         ("a.yaml", "a: &a [1, 1]\nb: &b [*a, *a]\n", "line 2: YAML aliases"),
         ("a.yaml", "cutoff_len: 1\ncutoff_len: 2\n", "'cutoff_len' is given twice"),
         ("a.yaml", f"a: {'[' * 5000}{']' * 5000}", "nested more than"),
-        ("a.json", "[" * 100_000, "nested too deeply"),
+        ("a.json", "[" * 100_000, "nested more than"),
         ("a.json", json.dumps({"x": 1}), "neither a DeepSpeed"),
         ("a.json", json.dumps({"model": "gpt2-xl", "run": {"tp": 1}}), "leave --from-launch out"),
         ("a.json", json.dumps({"train_micro_batch_size_per_gpu": "two"}), "whole number"),
