@@ -20,9 +20,9 @@ import json
 import math
 import os
 import re
+import secrets
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -834,12 +834,15 @@ def _target(root: Path, name: str) -> Path:
 
 
 def _write_beside(target: Path, text: str) -> Path:
-    handle, path = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    temporary = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    mode = 0o777 if target.suffix == ".sh" else 0o666
+
+    def created(path: str, flags: int) -> int:
+        return os.open(path, flags, mode)  # Less what the user's umask takes away.
+
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+        with open(temporary, "x", encoding="utf-8", newline="\n", opener=created) as stream:
             stream.write(text)
-        temporary.chmod(0o755 if target.suffix == ".sh" else 0o644)
     except (OSError, UnicodeError):
         temporary.unlink(missing_ok=True)
         raise

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import socket
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -781,9 +781,8 @@ def _identity(jobs: list[Job]) -> str:
 def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
     """A plan's folder appears whole: it is written under another name, then renamed."""
     staging = _own_folder(folder / _STAGING)
-    half = Path(tempfile.mkdtemp(dir=staging))
+    half = staging / secrets.token_hex(8)
     write_files(half, files)
-    half.chmod(0o755)
     target = _own_folder(folder / PLANS) / name
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InputError(f"{target} is not a folder: it is not replaced. Remove it first.")
