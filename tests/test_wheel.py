@@ -99,6 +99,7 @@ def test_the_wheel_holds_the_package_alone_and_works_anywhere(tmp_path: Path) ->
     python = str(home / "bin" / "python")
     step_s, where = done(python, "-c", ONE_LINE, folder=away).split(maxsplit=1)
     assert float(step_s) > 0
+    assert "Usage: meshwright" in done(python, "-m", "meshwright", "--help", folder=away)
     assert Path(where.strip()).is_relative_to(home)
 
 
