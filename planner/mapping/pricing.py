@@ -50,6 +50,8 @@ from meshwright.planner.mapping.counted import (
     cover_of,
     degrees_of,
     groups_lie_as_priced,
+    has_unlisted,
+    most_members,
     takes_parts_of_nodes,
 )
 from meshwright.planner.mapping.cuts import mapping_use
@@ -137,17 +139,8 @@ class PartsOfNodes:
         experts = self._workload.model.moe is not None
         return counted_mappings(self._workload.cluster, layout, experts=experts)
 
-    def bounds(
-        self,
-        layouts: Layout,
-        each: Sequence[Layout],
-        packed_s: FloatArray,
-        numbers_of_groups: Sequence[int],
-    ) -> list[MappingBounds]:
-        """Bounds of every listed mapping of some layouts, [n]; the others lower `unlisted_s`.
-
-        `each` has the layouts one by one, `packed_s` are bounds of them whatever their mapping. Raises
-        OutOfTimeError behind the deadline.
+    def least_s(self, layouts: Layout, each: Sequence[Layout], below_s: float) -> FloatArray:
+        """Never above the price of any mapping of some layouts, [n]; 0 where all mappings are listed.
 
         Parameters
         ----------
@@ -155,10 +148,53 @@ class PartsOfNodes:
             Shape [n].
         each
             The same one by one.
+        below_s
+            Seconds above which bounds need not be tight; where they are infinite, none is looked for.
+        """
+        cluster, seconds = self._workload.cluster, np.zeros(len(each))
+        is_open = [below_s < inf and has_unlisted(cluster, layout) for layout in each]
+        rows = np.flatnonzero(is_open)
+        if len(rows):
+            most = (most_members(cluster, each[row]).take(None) for row in rows)
+            bounds = profile_bounds(
+                self._workload,
+                layouts.take(rows),
+                [Placements(placement=placement) for placement in most],
+                self._limit_gib,
+                below_s=below_s,
+                or_less=True,
+            )
+            seconds[rows] = np.concatenate(bounds)
+        return seconds
+
+    def bounds(
+        self,
+        layouts: Layout,
+        each: Sequence[Layout],
+        least_s: FloatArray,
+        packed_s: FloatArray,
+        numbers_of_groups: Sequence[int],
+        *,
+        below_s: float,
+    ) -> list[MappingBounds]:
+        """Bounds of every listed mapping of some layouts, [n]; the others lower `unlisted_s`.
+
+        Raises OutOfTimeError behind the deadline.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        each
+            The same one by one.
+        least_s
+            As `least_s` has it, for the same seconds.
         packed_s
             Seconds that each takes at the least, however its groups lie; shape [n].
         numbers_of_groups
             Of shard groups that the layouts could have instead.
+        below_s
+            Seconds above which bounds need not be tight.
         """
         found = {}
         for row, layout in enumerate(each):
@@ -168,19 +204,24 @@ class PartsOfNodes:
         counted = {row: one for row, one in found.items() if one is not None}
         own = layouts.take(np.array(list(counted), dtype=np.int64))
         listed = [Placements(placement=one.placement) for one in counted.values()]
-        seconds = profile_bounds(self._workload, own, listed, self._limit_gib, numbers_of_groups)
+        seconds = profile_bounds(
+            self._workload, own, listed, self._limit_gib, numbers_of_groups, below_s=below_s
+        )
         every = [np.zeros(0)] * len(each)
         for (row, one), bound_s in zip(counted.items(), seconds, strict=True):
             inside = keeps_inside(self._workload, each[row], one.placement)
             every[row] = np.where(inside, np.maximum(bound_s, packed_s[row]), inf)
         open_rows = [row for row, one in counted.items() if not self._is_all(each[row], one)]
-        others = self._others_s(
-            layouts, {row: counted[row] for row in open_rows}, numbers_of_groups
-        )
-        for row, others_s in zip(open_rows, others, strict=True):
-            least_s = float(packed_s[row])
+        unknown = {row: counted[row] for row in open_rows if not least_s[row]}
+        others = self._others_s(layouts, unknown, numbers_of_groups)
+        others_s = least_s.copy()
+        others_s[list(unknown)] = others
+        for row in open_rows:
+            packed = float(packed_s[row])
             self._unlisted[each[row]] = _Unlisted(
-                bound_s=max(others_s, least_s), least_s=least_s, groups=tuple(numbers_of_groups)
+                bound_s=max(float(others_s[row]), packed),
+                least_s=packed,
+                groups=tuple(numbers_of_groups),
             )
         return [
             MappingBounds(matrices={PROFILE: np.arange(len(bound_s))[:, None]}, bound_s=bound_s)
@@ -619,18 +660,17 @@ class MappedPricing(CostModelPricing):
         array of float, shape [n]
             Seconds.
         """
-        self._tell_stages_apart(layouts)
-        spaces = {}
-        for row in range(layouts.broadcast_shape()[0]):
-            space = self._space_apart(layouts.scalar(row))
-            if space is not None:
-                spaces[row] = space
-        bound_s = np.full(layouts.broadcast_shape()[0], inf)
+        each = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
+        rows = [row for row, layout in enumerate(each) if not self._is_counted(layout)]
+        self._tell_stages_apart(layouts.take(np.array(rows, dtype=np.int64)))
+        near = ((row, self._space_apart(each[row])) for row in rows)
+        spaces = {row: space for row, space in near if space is not None}
+        bound_s = np.full(len(each), inf)
         if spaces:
-            near = layouts.take(np.array(list(spaces)))
+            apart = layouts.take(np.array(list(spaces)))
             profiles = [space.profiles for space in spaces.values()]
-            each = profile_bounds(self._workload, near, profiles, self._limit_gib)
-            for (row, space), seconds in zip(spaces.items(), each, strict=True):
+            bounds = profile_bounds(self._workload, apart, profiles, self._limit_gib)
+            for (row, space), seconds in zip(spaces.items(), bounds, strict=True):
                 bound_s[row] = np.where(space.excluded, inf, seconds).min(initial=inf)
         return bound_s
 
@@ -749,25 +789,41 @@ class MappedPricing(CostModelPricing):
         numbers_of_groups
             Of shard groups that the layouts could have instead.
         below_s
-            Not used here: all profiles are bounded alike.
+            Seconds above which bounds need not be tight.
 
         Returns
         -------
         list of MappingBounds
-            One for each layout, [profiles] or [listed mappings] each.
+            One for each layout, [profiles] or [listed mappings] each; a single one that holds for all of them
+            where that is no less than `below_s`.
         """
-        del below_s
         rows = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
-        spaces, packed_s = [self._space(layout) for layout in rows], self.lower_bound_s(layouts)
-        counted = [row for row, layout in enumerate(rows) if self._is_counted(layout)]
-        parts = layouts.take(np.array(counted, dtype=np.int64))
+        is_counted = np.array([self._is_counted(layout) for layout in rows], dtype=bool)
+        counted, least_s = np.flatnonzero(is_counted), np.zeros(len(rows))
         each = [rows[row] for row in counted]
-        of_parts = self._parts.bounds(parts, each, packed_s[counted], numbers_of_groups)
+        least_s[counted] = self._parts.least_s(layouts.take(counted), each, below_s)
+        near = np.flatnonzero(least_s < below_s)
+        packed_s = np.zeros(len(rows))
+        packed_s[near] = self.lower_bound_s(layouts.take(near))
+        counted = near[is_counted[near]]
+        of_parts = self._parts.bounds(
+            layouts.take(counted),
+            [rows[row] for row in counted],
+            least_s[counted],
+            packed_s[counted],
+            numbers_of_groups,
+            below_s=below_s,
+        )
+        spaces = [self._space(layout) for layout in rows]
         held = [(row, space) for row, space in enumerate(spaces) if space is not None]
         profiles = [space.profiles for _, space in held]
         own = layouts.take(np.array([row for row, _ in held], dtype=np.int64))
-        bounds = profile_bounds(self._workload, own, profiles, self._limit_gib, numbers_of_groups)
-        all_bounds = [np.zeros(0)] * len(rows)
+        bounds = profile_bounds(
+            self._workload, own, profiles, self._limit_gib, numbers_of_groups, below_s=below_s
+        )
+        all_bounds = [
+            least_s[[row]] if least_s[row] >= below_s else np.zeros(0) for row in range(len(rows))
+        ]
         for (row, space), bound_s in zip(held, bounds, strict=True):
             all_bounds[row] = np.where(space.excluded, inf, np.maximum(bound_s, packed_s[row]))
         for row, bounds_of_parts in zip(counted, of_parts, strict=True):
