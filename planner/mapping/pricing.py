@@ -57,6 +57,7 @@ from meshwright.planner.mapping.counted import (
 from meshwright.planner.mapping.cuts import mapping_use
 from meshwright.planner.mapping.effective import PROFILE, Peaks, PlacedAs, placement_of
 from meshwright.planner.mapping.joint import (
+    PATIENT_WORK,
     Cells,
     Grid,
     Need,
@@ -511,6 +512,8 @@ class MappedPricing(CostModelPricing):
         self._spaces: dict[tuple[int, ...], _MappingSpace | None] = {}
         self._parts = PartsOfNodes(workload, self._limit_gib)
         self._undecided_s = inf
+        self._waiting: dict[Layout, tuple[float, MappingBounds]] = {}
+        """Layouts with a question open: what no mapping in doubt is faster than, and their bounds."""
         self._stages_apart: dict[Layout, bool] = {}
         """Of layouts looked at: whether stages are priced by where their own expert groups lie."""
 
@@ -532,18 +535,37 @@ class MappedPricing(CostModelPricing):
 
     @property
     def unlisted_s(self) -> float:
-        """Of all layouts whose mappings were bounded: no mapping that is not listed is faster than this."""
-        return self._parts.unlisted_s
+        """Of all layouts whose mappings were bounded: no mapping that is not listed, or waits for an answer,
+        is faster than this.
+        """
+        return min([self._parts.unlisted_s, *(seconds for seconds, _ in self._waiting.values())])
 
     def beyond_the_list(self, cutoff_s: float) -> Iterator[Priced]:
-        """Mappings onto parts of nodes that are not listed, each faster than the cutoff and those before.
+        """Mappings onto parts of nodes that are not listed, and those that questions left open, each faster
+        than the cutoff and those before.
 
         Parameters
         ----------
         cutoff_s
             Seconds that a mapping must beat; infinite where there is no price.
         """
-        return self._parts.beyond_the_list(cutoff_s)
+        for priced in self._parts.beyond_the_list(cutoff_s):
+            cutoff_s = priced.step_time_s
+            yield priced
+        self._packing.question_work = PATIENT_WORK
+        for layout in sorted(self._waiting, key=lambda layout: self._waiting[layout][0]):
+            least_s, mappings = self._waiting[layout]
+            if least_s >= cutoff_s:
+                return
+            space = self._space(layout)
+            assert space is not None
+            space.probed = False
+            better = self.exact(layout, self.tightened(layout, mappings), cutoff_s)
+            if better is not None:
+                cutoff_s = better.step_time_s
+                yield better
+            if layout in self._waiting and self._waiting[layout][0] < cutoff_s:
+                return  # nothing is gained above what stays open
 
     @property
     def prices_matrices(self) -> bool:
@@ -864,7 +886,12 @@ class MappedPricing(CostModelPricing):
             self._probe(space)
         pricing = PlacedAs(self._workload, space.profiles.placement)
         bound_s = np.where(space.excluded, inf, mappings.bound_s)
-        return self._asked_in_turn(space, pricing, layout, bound_s, best=best, cutoff_s=cutoff_s)
+        best = self._asked_in_turn(space, pricing, layout, bound_s, best=best, cutoff_s=cutoff_s)
+        self._waiting.pop(layout, None)
+        if self._undecided_s < self._limit(best, cutoff_s):
+            self._waiting[layout] = (self._undecided_s, mappings)
+            self._undecided_s = inf
+        return best
 
     def _exact_by_stage(
         self, space: _MappingSpace, layout: Layout, least_s: float, cutoff_s: float

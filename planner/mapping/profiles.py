@@ -811,7 +811,7 @@ class _BoundsOf(NamedTuple):
         return busiest_s if stages is None else np.maximum(busiest_s, stages.busiest_s[rows])
 
     def _steps_s(self, times: KindTimes, busiest_s: FloatArray, rows: IntArray) -> FloatArray:
-        """`optimistic_step` of some profiles, given what their busiest ranks take; infinite without a split."""
+        """`optimistic_step` of some profiles by what their busiest ranks take; infinite without a split."""
         context, fits = self.context, np.isfinite(busiest_s)
         if len(rows) < len(context.placement.tp):
             times = times.rows(rows, len(context.placement.tp))
