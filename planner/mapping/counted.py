@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement, pairwise, permutations, product
-from math import inf
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -1041,6 +1041,53 @@ class KindsReach:
     def _refuted(self, wanted: IntArray) -> bool:
         row = tuple(wanted.tolist())
         return self.find(row) is None and self.is_impossible(row)
+
+    def ways_within(self, row: Row, limit: int) -> IntArray | None:
+        """Every way in which groups can reach no further than a row, [ways, columns of a row].
+
+        Parts of pipelines have no price, so that a pipeline lies whole in a block, or has one stage there.
+
+        Parameters
+        ----------
+        row
+            Of `ASKED`.
+        limit
+            Ways at the most; None where there are more.
+        """
+        demanded = np.array(row, dtype=np.int64).reshape(len(ASKED), self.levels)
+        ways_of_kinds: list[list[tuple[int, ...]]] = []
+        for kind, limits in zip(ASKED, demanded.tolist(), strict=True):
+            size = int(getattr(self.most, kind)[-1])
+            cut = {"ep": range(1, size // 2 + 1), "pp": range(1, min(size, 2))}
+            values = [*cut.get(kind, range(1, size)), size]
+            ways: list[tuple[int, ...]] = [()]
+            for level, most in enumerate(limits):
+                fewest = size if level == self.levels - 1 else 1
+                ways = [
+                    (*way, value)
+                    for way in ways
+                    for value in values
+                    if max((fewest, *way[-1:])) <= value <= most
+                ]
+            ways_of_kinds.append(ways)
+        if prod(map(len, ways_of_kinds)) > limit:
+            return None
+        table = [sum(ways, ()) for ways in product(*ways_of_kinds)]
+        return np.array(table, dtype=np.int64).reshape(len(table), len(row))
+
+    def is_reached(self, way: IntArray, gpus: IntArray) -> bool:
+        """Whether groups reach as far as a way of `ways_within` says, and no further.
+
+        Parameters
+        ----------
+        way
+            One of them.
+        gpus
+            The number of every rank's free GPU, shape [ranks].
+        """
+        members = self.members(gpus)
+        members["pp"] = np.where(members["pp"] < self._degrees[3], 1, members["pp"])
+        return np.array_equal(way, np.concatenate([members[kind] for kind in ASKED]))
 
     def _lower(self, position: int, value: int) -> int:
         """The most below a value that groups of a place in a row can have."""

@@ -96,6 +96,8 @@ _ANY_BOUND = MappingBounds(
     matrices={PROFILE: np.zeros((1, 1), dtype=np.int64)}, bound_s=np.full(1, -inf)
 )
 """Of one mapping, not to be left out for its bound."""
+MOST_WAYS_WITHIN = 20_000
+"""To reach no further than a row, of one layout."""
 MOST_ROWS = 400
 """Rows that what no mapping of some degrees beats may fall into."""
 
@@ -362,13 +364,55 @@ class PartsOfNodes:
                 continue
             for number in [number for number in open_ if bounds[row][number] < cutoff_s]:
                 priced, closes = self._priced_at(alike[number], reach, gpus, cutoff_s)
+                least_s = inf
+                if not closes:
+                    within_s = cutoff_s if priced is None else priced.step_time_s
+                    better, least_s = self._by_ways(alike[number], reach, row, within_s)
+                    priced = better or priced
                 if priced is not None:
                     cutoff_s = priced.step_time_s
                     yield priced
-                if closes:
-                    bounds[row][number] = inf
-                else:
+                bounds[row][number] = max(bounds[row][number], least_s)
+                if least_s < cutoff_s:
                     stuck.add(number)
+
+    def _by_ways(
+        self, layout: Layout, reach: KindsReach, row: Row, cutoff_s: float
+    ) -> tuple[Priced | None, float]:
+        """The fastest mapping that reaches no further than a row, where less far may be faster: each way to
+        reach has its own price. None where none beats the cutoff; and what no way in doubt is faster than.
+        """
+        samples = self._workload.lengths is not None  # their groups of replicas are not asked about
+        ways = None if samples else reach.ways_within(row, MOST_WAYS_WITHIN)
+        if ways is None or not len(ways):
+            return None, 0.0 if ways is None else inf
+        placement, best, doubt_s = reach.placement(ways), None, inf
+        (bound_s,) = profile_bounds(
+            self._workload,
+            layout.flat(),
+            [Placements(placement=placement)],
+            self._limit_gib,
+            below_s=cutoff_s,
+        )
+        bound_s = np.where(keeps_inside(self._workload, layout, placement), bound_s, inf)
+        pricing = PlacedAs(self._workload, placement)
+        while True:
+            priced, undecided_s = _fastest(pricing, layout, bound_s, cutoff_s)
+            doubt_s = min(doubt_s, undecided_s)
+            if priced is None:
+                return best, doubt_s
+            way = ways[priced.matrix[PROFILE][0]]
+            wanted = tuple(way.tolist())
+            gpus = reach.find(wanted)
+            if gpus is None and reach.is_impossible(wanted):
+                bound_s[np.all(ways >= way, axis=1)] = inf
+            elif gpus is None or int(layout.shard_groups) > 1 or not reach.is_reached(way, gpus):
+                return best, min(doubt_s, priced.step_time_s)
+            else:
+                best, cutoff_s = (
+                    replace(priced, matrix={}, ranks=reach.ranks(gpus)),
+                    priced.step_time_s,
+                )
 
     def _are_priced(
         self,
