@@ -1054,14 +1054,18 @@ class KindsReach:
         limit
             Ways at the most; None where there are more.
         """
-        demanded = np.array(row, dtype=np.int64).reshape(len(ASKED), self.levels)
+        limits = np.array(row, dtype=np.int64).reshape(len(ASKED), self.levels)
+        context, dense = ASKED.index("cp"), ASKED.index("dp_cp")
+        is_one = self._degrees[2] == 1  # context groups are those of gradients, too
+        if is_one:
+            limits[context] = np.minimum(limits[context], limits[dense])
         ways_of_kinds: list[list[tuple[int, ...]]] = []
-        for kind, limits in zip(ASKED, demanded.tolist(), strict=True):
+        for position, kind in enumerate(ASKED):
             size = int(getattr(self.most, kind)[-1])
             cut = {"ep": range(1, size // 2 + 1), "pp": range(1, min(size, 2))}
             values = [*cut.get(kind, range(1, size)), size]
             ways: list[tuple[int, ...]] = [()]
-            for level, most in enumerate(limits):
+            for level, most in enumerate(limits[position].tolist()):
                 fewest = size if level == self.levels - 1 else 1
                 ways = [
                     (*way, value)
@@ -1069,11 +1073,14 @@ class KindsReach:
                     for value in values
                     if max((fewest, *way[-1:])) <= value <= most
                 ]
-            ways_of_kinds.append(ways)
+            ways_of_kinds.append(ways[:1] if is_one and position == dense else ways)
         if prod(map(len, ways_of_kinds)) > limit:
             return None
-        table = [sum(ways, ()) for ways in product(*ways_of_kinds)]
-        return np.array(table, dtype=np.int64).reshape(len(table), len(row))
+        each = [sum(ways, ()) for ways in product(*ways_of_kinds)]
+        table = np.array(each, dtype=np.int64).reshape(len(each), len(ASKED), self.levels)
+        if is_one:
+            table[:, dense] = table[:, context]
+        return table.reshape(len(each), len(row))
 
     def is_reached(self, way: IntArray, gpus: IntArray) -> bool:
         """Whether groups reach as far as a way of `ways_within` says, and no further.
