@@ -795,7 +795,7 @@ class KindsReach:
         """
         return tuple(int(x) for kind in ASKED for x in getattr(placement, kind))
 
-    def placement(self, rows: Sequence[Row]) -> Placement:
+    def placement(self, rows: Sequence[Row] | IntArray) -> Placement:
         """Arrays [rows, levels]; what is not asked for is the most.
 
         Parameters

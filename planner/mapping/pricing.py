@@ -158,7 +158,7 @@ class PartsOfNodes:
         is_open = [below_s < inf and has_unlisted(cluster, layout) for layout in each]
         rows = np.flatnonzero(is_open)
         if len(rows):
-            most = (most_members(cluster, each[row]).take(None) for row in rows)
+            most = (most_members(cluster, each[row]).take(None) for row in rows.tolist())
             bounds = profile_bounds(
                 self._workload,
                 layouts.take(rows),
