@@ -382,11 +382,16 @@ class PartsOfNodes:
         """The fastest mapping that reaches no further than a row, where less far may be faster: each way to
         reach has its own price. None where none beats the cutoff; and what no way in doubt is faster than.
         """
-        samples = self._workload.lengths is not None  # their groups of replicas are not asked about
-        ways = None if samples else reach.ways_within(row, MOST_WAYS_WITHIN)
-        if ways is None or not len(ways):
-            return None, 0.0 if ways is None else inf
-        placement, best, doubt_s = reach.placement(ways), None, inf
+        if self._workload.lengths is not None:
+            return None, 0.0  # packed samples send between replicas, which are not asked about
+        ways = reach.ways_within(row, MOST_WAYS_WITHIN)
+        if ways is None:
+            return None, 0.0
+        if not len(ways):
+            return None, inf
+        best: Priced | None = None
+        doubt_s = inf
+        placement = reach.placement(ways)
         (bound_s,) = profile_bounds(
             self._workload,
             layout.flat(),
@@ -396,7 +401,7 @@ class PartsOfNodes:
         )
         bound_s = np.where(keeps_inside(self._workload, layout, placement), bound_s, inf)
         pricing = PlacedAs(self._workload, placement)
-        while True:
+        while time.monotonic() < self.deadline:
             priced, undecided_s = _fastest(pricing, layout, bound_s, cutoff_s)
             doubt_s = min(doubt_s, undecided_s)
             if priced is None:
@@ -406,13 +411,13 @@ class PartsOfNodes:
             gpus = reach.find(wanted)
             if gpus is None and reach.is_impossible(wanted):
                 bound_s[np.all(ways >= way, axis=1)] = inf
-            elif gpus is None or int(layout.shard_groups) > 1 or not reach.is_reached(way, gpus):
+                continue
+            is_known = gpus is not None and reach.is_reached(way, gpus)
+            if gpus is None or not is_known or int(layout.shard_groups) > 1:
                 return best, min(doubt_s, priced.step_time_s)
-            else:
-                best, cutoff_s = (
-                    replace(priced, matrix={}, ranks=reach.ranks(gpus)),
-                    priced.step_time_s,
-                )
+            best = replace(priced, matrix={}, ranks=reach.ranks(gpus))
+            cutoff_s = priced.step_time_s
+        return best, min(doubt_s, float(bound_s.min()))
 
     def _are_priced(
         self,
