@@ -364,8 +364,8 @@ class PartsOfNodes:
                 continue
             for number in [number for number in open_ if bounds[row][number] < cutoff_s]:
                 priced, closes = self._priced_at(alike[number], reach, gpus, cutoff_s)
-                least_s = inf
-                if not closes:
+                least_s = inf if closes else 0.0
+                if not closes and not self._is_ordered(alike[number]):
                     within_s = cutoff_s if priced is None else priced.step_time_s
                     better, least_s = self._by_ways(alike[number], reach, row, within_s)
                     priced = better or priced
