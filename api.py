@@ -28,6 +28,7 @@ from meshwright.errors import (
     known_keywords,
     refuse_unknown,
     require_number,
+    separate_words,
 )
 from meshwright.planner.request.options import FilePath, PlanOptions, TrainingOptions, takes
 
@@ -134,7 +135,7 @@ def plan_batch(
         force=force,
         strict=strict,
         cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
-        formats=tuple(formats),
+        formats=separate_words(formats, "formats"),
         calibration=None if calibration is None else path_of(calibration, "calibration"),
         budget=Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price),
     )
@@ -863,7 +864,7 @@ def map(
         objective=objective,
         order=order,
         spares=spares,
-        weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
+        weights=ReachWeights.of(dp_weight),
         time_limit_s=time_limit_s,
     )
     return mapped.plan

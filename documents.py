@@ -800,9 +800,10 @@ def _folder(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return directory.resolve(strict=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"{directory} cannot be used as a folder: {error.strerror or error}. Choose another."
+            f"{path_text(directory)} cannot be used as a folder: {why}. Choose another."
         ) from error
 
 

@@ -31,7 +31,7 @@ from meshwright.costmodel.volumes import (
     operations_of_a_step,
 )
 from meshwright.costmodel.workload import Workload
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError, InputError, check_choice
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.mapping.cuts import (
     MICRO_BATCHES,
@@ -123,8 +123,7 @@ def map_plan(
         Seconds of the search, above 0.
     """
     for name, value, allowed in (("objective", objective, OBJECTIVES), ("order", order, ORDERS)):
-        if value not in allowed:
-            raise InputError(f"{name}: {value[:40]!r} is not known; allowed: {', '.join(allowed)}")
+        check_choice(value, allowed, name, "is not known")
     if not 0 <= spares <= MOST_SPARES:
         raise InputError(f"spares: {spares} is out of range (nodes); allowed: 0 to {MOST_SPARES}")
     cluster = cluster or plan.inputs.cluster

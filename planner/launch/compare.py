@@ -21,8 +21,8 @@ import yaml
 
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.workload import Execution
-from meshwright.documents import read_text
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.documents import path_of, read_text
+from meshwright.errors import InfeasibleError, InputError, known_keywords
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.torchtitan import MODEL_PARTS, TORCHTITAN_ARGUMENTS
@@ -713,6 +713,7 @@ def _document_diff(
     return DocumentChange(path, text, plan, document, wants).diff()
 
 
+@known_keywords
 def compare(
     plan: str | PathLike[str] | AnyPlan,
     baseline: str | PathLike[str],
@@ -752,10 +753,12 @@ def compare(
     """
     compared = plan if isinstance(plan, AnyPlan) else read_any_plan(plan)
     budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
+    file = path_of(baseline, "baseline")
     if isinstance(compared, MixedPlan):
-        on_parts = read_baseline_on_parts(Path(baseline), inputs_by_part(compared))
-        return parts_against(compared, on_parts, budget)
-    return against(compared, read_baseline(Path(baseline), compared.inputs), budget)
+        return parts_against(
+            compared, read_baseline_on_parts(file, inputs_by_part(compared)), budget
+        )
+    return against(compared, read_baseline(file, compared.inputs), budget)
 
 
 def against(plan: Plan, today: Baseline, budget: Budget | None = None) -> Plan:
