@@ -131,6 +131,14 @@ def test_words_and_headings_are_folded_before_numbers() -> None:
     assert all(digits.count(digit) >= 1 for digit in "1234567")
 
 
+def test_columns_move_closer_before_numbers_are_folded() -> None:
+    columns = [Column("cluster"), *(Column(name, COUNT) for name in ("dollars", "tokens", "kWh"))]
+    table = Table(columns, [["h200.yaml", 746_287, 228_688, 163_250]])
+    rows = text(table, width=29).splitlines()
+    assert any("746,287 228,688 163,250" in row for row in rows)
+    assert max(map(len, rows)) <= 29
+
+
 def test_a_file_cannot_steer_the_terminal() -> None:
     evil = "\x1b[2Jgone"
     table = Table([Column("x")], [[evil]])
