@@ -432,6 +432,15 @@ _END_SLOTS = (
     "--account-for-loss-in-pipeline-split",
 )
 """Switches that count the embedding and the head as a layer each; what one of them alone does is not read."""
+_BESIDE_NO_LAYOUT = (
+    *_END_SLOTS,
+    "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+)
+"""What says a split too, and is refused beside a layout (megatron/training/arguments.py, validate_args;
+megatron/core/transformer/transformer_config.py, `any_conflict`)."""
 _AS_RUN_FILES = ("seq_len", "micro_batch", "tp", "pp", "cp", "sequence_parallel")
 """Settings of a run file that arguments say as it has them."""
 
@@ -505,6 +514,8 @@ def _settings(said: Said, model: Mapping[str, Any], *, of_recipe: bool) -> dict[
         recipe = said["fp8_recipe"]
         settings["fp8_recipe"] = recipe if recipe in get_args(Fp8Recipe) else "delayed"
     settings |= _recompute(said)
+    if not of_recipe:
+        _refuse_beside_layout(said)
     settings |= _stages(said, settings["pp"], model["layers"])
     if "moe" in model:
         settings |= _experts(said, 1 if deepspeed else settings["tp"])
@@ -695,6 +706,17 @@ def _stages(said: Said, pp: int, layers: int) -> dict[str, Any]:
             line.has(flag)
         settings["layer_split"] = "embedding and LM head each occupy one layer slot"
     return settings
+
+
+def _refuse_beside_layout(said: Said) -> None:
+    """Raise InputError where a layout, or a pattern cut into stages, has another split beside it."""
+    stages = said.flag("layout") if said["layout"] is not None else "a pattern with |"
+    if said["layout"] is None and "|" not in (hybrid_pattern(said) or ""):
+        return
+    for flag in _BESIDE_NO_LAYOUT:
+        if flag in said.line.words:
+            what = f"stands beside {stages}, which says all stages: Megatron refuses both"
+            raise InputError(what, where=f"{said.line.where}: {flag}")
 
 
 def _written_stages(said: Said, pp: int) -> dict[str, Any]:

@@ -116,6 +116,25 @@ def test_virtual_stages_of_uneven_ends_are_alike(chunks: int, stages: list[list[
         from_megatron(CommandLine(_UNEVEN.format(5, 2).split(), "x"))
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "--num-layers-per-virtual-pipeline-stage 4",
+        "--num-virtual-stages-per-pipeline-rank 2",
+        "--decoder-last-pipeline-num-layers 6",
+        "--account-for-loss-in-pipeline-split",
+    ],
+)
+def test_megatron_takes_one_way_of_saying_the_stages(beside: str) -> None:
+    """The other flag was passed over, and left in scripts that were edited for a plan."""
+    words = (
+        "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 "
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tttt|tttL "
+    )
+    with pytest.raises(InputError, match="Megatron refuses both"):
+        from_megatron(CommandLine([*words.split(), *beside.split()], "x"))
+
+
 def test_fp8_is_priced_by_its_recipe(tmp_path: Path) -> None:
     """Scales of each tensor take one more pass over it than those of the steps before; blocks take none."""
     plan = with_framework("megatron", precision="fp8")
