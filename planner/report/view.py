@@ -315,7 +315,7 @@ _UNBOUNDED = 10_000
 
 
 class _FoldedGrid(Grid):
-    """A table that folds words and headings before numbers, and moves columns closer, where that is enough."""
+    """A table that folds words and headings and moves columns closer before numbers, where that is enough."""
 
     def __rich_console__(self, console: Any, options: Any) -> Iterable[Any]:
         wide = console.measure(self, options=options.update(max_width=_UNBOUNDED)).maximum
