@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.layout import Ints
 from meshwright.costmodel.records import Overrides, data_table, layered_values, names_in
 from meshwright.costmodel.workload import (
     MEMORY_EFFICIENT,
@@ -171,6 +175,24 @@ class FrameworkConstants:
     """More of them for each micro-batch, where weights are gathered from the host (ZeRO 3)."""
     host_sum_bytes: float
     """Bytes of the host's memory that adding the gradient of one more reduction moves."""
+
+    def shards_frozen(self, stage: Ints) -> NDArray[np.bool_]:
+        """Whether frozen parameters are sharded at a ZeRO stage, and gathered with the trained ones.
+
+        DeepSpeed's ZeRO 2 shards gradients and states alone; PyTorch's wraps every parameter, and its shards
+        are gathered for each micro-batch (torch 2.13, fsdp/_fully_shard/_fsdp_param_group.py, post_backward).
+
+        Parameters
+        ----------
+        stage : int or array of int
+            ZeRO stages, 0 to 3.
+
+        Returns
+        -------
+        array of bool
+            Shaped like them.
+        """
+        return (np.asarray(stage) == 3) | (np.asarray(stage) == 2) & self.gathers_each_micro_batch
 
     @property
     def memory_efficient(self) -> bool:
