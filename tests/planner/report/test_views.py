@@ -40,7 +40,7 @@ from meshwright.planner.report.view import (
     printed,
     view_text,
 )
-from meshwright.planner.runs.prediction import price_run
+from meshwright.planner.runs.prediction import prediction_of, price_run
 from meshwright.planner.runs.run_file import run_from_mapping
 from tests.plans import make_plan
 
@@ -79,6 +79,17 @@ def test_a_run_says_how_far_it_was_off(measured: dict[str, object], words: str |
         assert "Slower than" not in shown
     else:
         assert words in shown
+
+
+def test_memory_is_compared_as_it_was_measured() -> None:
+    """Of a log of rank 0 the fullest rank was compared here, and rank 0 by `validate`."""
+    settings = {"gpus": 16, "tp": 2, "pp": 4, "dp": 2, "seq_len": 8192, "global_batch": 128}
+    measured = {"memory_gib": 20.0, "memory_note": "peak allocated, rank 0"}
+    row = {"model": "llama-3-8b", "cluster": "dgx-h100", "measured": measured}
+    run = run_from_mapping(row | {"run": settings | {"recompute": "full"}}, where="run")
+    priced, told = price_run(run, Path("run")), prediction_of(run).memory_gib
+    assert told < max(priced.predicted.memory_gib) - 1.0
+    assert f"memory of rank 0 {told:.1f} GiB" in " ".join(text(*run_view(priced)).split())
 
 
 def test_a_column_writes_its_values() -> None:
