@@ -473,7 +473,7 @@ class ScriptChange(FileChange):
 
     def diff(self) -> ScriptDiff:
         """The edits, written into the text where that is possible."""
-        candidates = [*self._sets(), *self._removals()]
+        candidates = self._started([*self._sets(), *self._removals()])
         # The fewest edits with the meaning of all; flags that begin with the same word stay together.
         subjects = dict.fromkeys(_subject(edit.flag) for edit in candidates)
         free = [edit for edit in candidates if edit.flag not in self._concerned]
@@ -487,6 +487,18 @@ class ScriptChange(FileChange):
                 edits, self._text, "change the flags by hand: the script computes them"
             )
         return self._result(edits, text, "")
+
+    def _started(self, edits: list[FlagEdit]) -> list[FlagEdit]:
+        """The edits, with the removals without which the framework refuses the others."""
+        if self._meaning_of(edits) is not None:
+            return edits
+        edited = self._wants.keys() | {edit.flag for edit in edits}
+        others = [
+            FlagEdit(flag=flag, before=values, after=None)
+            for flag, values in self._has.items()
+            if flag and flag not in edited
+        ]
+        return self._smallest([*edits, *others], [[edit] for edit in others], self._meaning_of)
 
     def _flags_of_changes(self) -> set[str]:
         """Flags that arguments written for the plan have otherwise than arguments written for today's layout.

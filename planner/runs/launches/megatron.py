@@ -432,15 +432,21 @@ _END_SLOTS = (
     "--account-for-loss-in-pipeline-split",
 )
 """Switches that count the embedding and the head as a layer each; what one of them alone does is not read."""
-_BESIDE_NO_LAYOUT = (
+_FIRST_OR_LAST = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+_OTHER_SPLITS = (
     *_END_SLOTS,
+    *_FIRST_OR_LAST,
     "--num-layers-per-virtual-pipeline-stage",
     "--num-virtual-stages-per-pipeline-rank",
-    "--decoder-first-pipeline-num-layers",
-    "--decoder-last-pipeline-num-layers",
 )
-"""What says a split too, and is refused beside a layout (megatron/training/arguments.py, validate_args;
-megatron/core/transformer/transformer_config.py, `any_conflict`)."""
+"""What says a split too, beside a layout or a pattern that is cut."""
+_OF_PIPELINES = (*_FIRST_OR_LAST, "--defer-embedding-wgrad-compute")
+_OF_VIRTUAL_STAGES = ("--overlap-param-gather-with-optimizer-step",)
+_OF_TENSOR_GROUPS = ("--distribute-saved-activations",)
+_OLD_GRAPHS = ("--enable-cuda-graph", "--external-cuda-graph")
+_UNCHECKED = "--no-check-for-nan-in-loss-and-grad"
+_DELAYED = ("--delay-wgrad-compute",)
+_OF_MEGATRON_FSDP = "fsdp_dtensor"
 _AS_RUN_FILES = ("seq_len", "micro_batch", "tp", "pp", "cp", "sequence_parallel")
 """Settings of a run file that arguments say as it has them."""
 
@@ -514,9 +520,9 @@ def _settings(said: Said, model: Mapping[str, Any], *, of_recipe: bool) -> dict[
         recipe = said["fp8_recipe"]
         settings["fp8_recipe"] = recipe if recipe in get_args(Fp8Recipe) else "delayed"
     settings |= _recompute(said)
-    if not of_recipe:
-        _refuse_beside_layout(said)
     settings |= _stages(said, settings["pp"], model["layers"])
+    if not of_recipe and not deepspeed:
+        _refuse_together(said, settings)
     if "moe" in model:
         settings |= _experts(said, 1 if deepspeed else settings["tp"])
         if deepspeed:
@@ -708,15 +714,54 @@ def _stages(said: Said, pp: int, layers: int) -> dict[str, Any]:
     return settings
 
 
-def _refuse_beside_layout(said: Said) -> None:
-    """Raise InputError where a layout, or a pattern cut into stages, has another split beside it."""
-    stages = said.flag("layout") if said["layout"] is not None else "a pattern with |"
-    if said["layout"] is None and "|" not in (hybrid_pattern(said) or ""):
-        return
-    for flag in _BESIDE_NO_LAYOUT:
-        if flag in said.line.words:
-            what = f"stands beside {stages}, which says all stages: Megatron refuses both"
-            raise InputError(what, where=f"{said.line.where}: {flag}")
+def _refuse_together(said: Said, settings: Mapping[str, Any]) -> None:
+    """Raise InputError for flags that Megatron refuses beside others, or without them.
+
+    megatron/training/arguments.py, validate_args; megatron/core/transformer/transformer_config.py and
+    model_parallel_config.py, __post_init__ (megatron-core 0.19.2).
+    """
+    words = said.line.words
+    layout, fsdp = said.flag("layout"), said.flag("fsdp")
+    graphs, graph = said.flag("graph_kind"), said["graph_kind"]
+    is_cut = layout in words or "|" in (hybrid_pattern(said) or "")
+    is_sharded, shards = fsdp in words, said["checkpoint_format"] == _OF_MEGATRON_FSDP
+
+    def needs(word: str) -> tuple[bool, str]:
+        return said.flag(word) in words, f"needs {said.flag(word)}"
+
+    rules: tuple[tuple[Sequence[str], tuple[bool, str]], ...] = (
+        (_OTHER_SPLITS, (not is_cut, f"stands beside {layout} or a pattern that is cut")),
+        (_OF_PIPELINES, (settings["pp"] > 1, "needs several pipeline stages")),
+        (_OF_VIRTUAL_STAGES, (settings.get("vpp", 1) > 1, "needs virtual stages")),
+        (_OF_TENSOR_GROUPS, (settings["tp"] > 1, "needs tensor parallelism")),
+        (_OF_TENSOR_GROUPS, (settings["recompute"] == "full", "needs full recomputation")),
+        (
+            (*_OF_VIRTUAL_STAGES, said.flag("overlaps_gathers")),
+            (settings["zero_stage"] > 0, "needs the distributed optimizer"),
+        ),
+        (_OLD_GRAPHS, (graph in (None, "none"), f"stands beside {graphs}")),
+        (
+            ("--cuda-graph-modules",),
+            (graph != "full_iteration", f"stands beside {graphs} full_iteration"),
+        ),
+        (
+            (graphs,),
+            (
+                graph != "full_iteration" or _UNCHECKED in words,
+                f"full_iteration needs {_UNCHECKED}",
+            ),
+        ),
+        (_DELAYED, needs("overlap.ep")),
+        ((said.flag("overlap.ep"),), (said["ep"] > 1, "needs expert parallelism")),
+        ((said.flag("overlaps_gathers"),), needs("overlap.dp")),
+        ((said.flag("optimizer_offload"),), needs("precision_aware")),
+        ((said.flag("checkpoint_format"),), (is_sharded or not shards, f"needs {fsdp}")),
+        ((fsdp,), (shards, f"needs {said.flag('checkpoint_format')} {_OF_MEGATRON_FSDP}")),
+    )
+    for flags, (holds, what) in rules:
+        for flag in flags:
+            if flag in words and not holds:
+                raise InputError(f"{what}: Megatron refuses it", where=f"{said.line.where}: {flag}")
 
 
 def _written_stages(said: Said, pp: int) -> dict[str, Any]:

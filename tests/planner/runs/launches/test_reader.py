@@ -116,23 +116,33 @@ def test_virtual_stages_of_uneven_ends_are_alike(chunks: int, stages: list[list[
         from_megatron(CommandLine(_UNEVEN.format(5, 2).split(), "x"))
 
 
+_PLAIN = "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 "
+_LAYOUT = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Etttt|ttttL "
+
+
 @pytest.mark.parametrize(
-    "beside",
+    ("words", "flag"),
     [
-        "--num-layers-per-virtual-pipeline-stage 4",
-        "--num-virtual-stages-per-pipeline-rank 2",
-        "--decoder-last-pipeline-num-layers 6",
-        "--account-for-loss-in-pipeline-split",
+        (_LAYOUT + "--num-layers-per-virtual-pipeline-stage 4", "--num-layers-per-virtual"),
+        (_LAYOUT + "--num-virtual-stages-per-pipeline-rank 2", "--num-virtual-stages"),
+        (_LAYOUT + "--decoder-last-pipeline-num-layers 6", "--decoder-last"),
+        (_LAYOUT + "--account-for-loss-in-pipeline-split", "--account-for-loss"),
+        ("--decoder-first-pipeline-num-layers 6", "--decoder-first"),
+        ("--defer-embedding-wgrad-compute", "--defer-embedding"),
+        ("--enable-cuda-graph --cuda-graph-impl local", "--enable-cuda-graph"),
+        ("--delay-wgrad-compute", "--delay-wgrad-compute"),
+        ("--overlap-param-gather-with-optimizer-step", "--overlap-param-gather-with"),
+        ("--distribute-saved-activations", "--distribute-saved"),
+        ("--ckpt-format fsdp_dtensor", "--ckpt-format"),
     ],
 )
-def test_megatron_takes_one_way_of_saying_the_stages(beside: str) -> None:
-    """The other flag was passed over, and left in scripts that were edited for a plan."""
-    words = (
-        "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 "
-        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tttt|tttL "
-    )
-    with pytest.raises(InputError, match="Megatron refuses both"):
-        from_megatron(CommandLine([*words.split(), *beside.split()], "x"))
+def test_flags_that_megatron_refuses_together(words: str, flag: str) -> None:
+    """They were passed over, and left in scripts that were edited for a plan."""
+    line = CommandLine([*_PLAIN.split(), *words.split()], "x")
+    with pytest.raises(InputError, match=f"{flag}.*Megatron refuses it"):
+        from_megatron(line)
+    others = ["--tensor-model-parallel-size", "2", "--ckpt-format", "torch_dist"]
+    from_megatron(CommandLine([*_PLAIN.split(), *others, "--enable-cuda-graph"], "x"))
 
 
 def test_fp8_is_priced_by_its_recipe(tmp_path: Path) -> None:
