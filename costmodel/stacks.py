@@ -192,7 +192,8 @@ class FrameworkConstants:
         array of bool
             Shaped like them.
         """
-        return (np.asarray(stage) == 3) | (np.asarray(stage) == 2) & self.gathers_each_micro_batch
+        shards: NDArray[np.bool_] = np.asarray(stage) >= (2 if self.gathers_each_micro_batch else 3)
+        return shards
 
     @property
     def memory_efficient(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -259,7 +259,7 @@ def test_zero_2_shards_frozen_weights_under_pytorch_alone(framework: str, again:
 )
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_traffic_is_of_what_is_gathered_and_of_adapters(
-    method: str, framework: str, zero: int, gathers: int
+    method: Literal["lora", "qlora"], framework: str, zero: int, gathers: int
 ) -> None:
     one = layout(zero_stage=zero)
     work = workload(AdapterSpec(method=method, rank=8), framework=framework)

@@ -88,6 +88,7 @@ def test_memory_is_compared_as_it_was_measured() -> None:
     row = {"model": "llama-3-8b", "cluster": "dgx-h100", "measured": measured}
     run = run_from_mapping(row | {"run": settings | {"recompute": "full"}}, where="run")
     priced, told = price_run(run, Path("run")), prediction_of(run).memory_gib
+    assert told is not None
     assert told < max(priced.predicted.memory_gib) - 1.0
     assert f"memory of rank 0 {told:.1f} GiB" in " ".join(text(*run_view(priced)).split())
 
