@@ -28,6 +28,7 @@ from meshwright.errors import (
     known_keywords,
     refuse_unknown,
     require_number,
+    separate_words,
 )
 from meshwright.planner.request.options import FilePath, PlanOptions, TrainingOptions, takes
 
@@ -75,6 +76,7 @@ def plan_batch(
     cache: FilePath | None = None,
     no_cache: bool = False,
     formats: Sequence[str] = ("csv", "json"),
+    time_limit_s: float | None = None,
     calibration: FilePath | None = None,
     tokens: float | None = None,
     days: float | None = None,
@@ -105,6 +107,8 @@ def plan_batch(
         Folder of answers that are kept between batches, by default in the user's cache folder; or none.
     formats
         Of the results: csv, json, parquet.
+    time_limit_s
+        Seconds for the search of each job that names none; None searches until the proof.
     calibration
         File of what `calibrate` learned, for jobs that name none.
     tokens, days, gpu_hour_price
@@ -134,7 +138,8 @@ def plan_batch(
         force=force,
         strict=strict,
         cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
-        formats=tuple(formats),
+        formats=separate_words(formats, "formats"),
+        time_limit_s=time_limit_s,
         calibration=None if calibration is None else path_of(calibration, "calibration"),
         budget=Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price),
     )
@@ -863,7 +868,7 @@ def map(
         objective=objective,
         order=order,
         spares=spares,
-        weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
+        weights=ReachWeights.of(dp_weight),
         time_limit_s=time_limit_s,
     )
     return mapped.plan

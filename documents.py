@@ -20,9 +20,9 @@ import json
 import math
 import os
 import re
+import secrets
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
-from meshwright.errors import LONGEST_VALUE, InputError, near_miss, shown
+from meshwright.errors import InputError, name_text, near_miss, shown
 
 if TYPE_CHECKING:
     import pandas
@@ -47,6 +47,7 @@ LARGE_FILE_BYTES = 16 * 2**20
 """Most bytes of a file that lists: a cluster that names each of 131,072 nodes fits."""
 DEEPEST = 32
 """Mappings and lists inside one another."""
+_TOO_DEEP = f"nested more than {DEEPEST} levels deep"
 LONGEST_PATH = 500
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """As safe as the other, and six times as fast."""
@@ -160,8 +161,7 @@ def path_text(path: Path) -> str:
     path
         Of any length, with any characters.
     """
-    text = str(path)
-    return text if text.isprintable() and len(text) <= LONGEST_PATH else shown(text)
+    return name_text(str(path), LONGEST_PATH)
 
 
 def packaged_document(package: str, file: str) -> Any:
@@ -290,7 +290,7 @@ def _parse_json(text: str, where: str) -> object:
         return fields
 
     try:
-        return json.loads(text, object_pairs_hook=without_repeats)
+        data = json.loads(text, object_pairs_hook=without_repeats)
     except InputError:
         raise
     except json.JSONDecodeError as error:
@@ -303,9 +303,21 @@ def _parse_json(text: str, where: str) -> object:
         except InputError:
             raise InputError(what, where=where) from None
     except RecursionError:
-        raise InputError("the document is nested too deeply", where=where) from None
+        raise InputError(_TOO_DEEP, where=where) from None
     except ValueError:
         raise InputError("an integer has too many digits", where=where) from None
+    # How deep json itself reads differs from one Python to the next.
+    level: list[object] = [data]
+    for _ in range(DEEPEST):
+        level = [
+            value
+            for each in level
+            if isinstance(each, dict | list)
+            for value in (each.values() if isinstance(each, dict) else each)
+        ]
+    if any(isinstance(value, dict | list) for value in level):
+        raise InputError(_TOO_DEEP, where=where)
+    return data
 
 
 def _parse_yaml(text: str, where: str) -> object:
@@ -330,8 +342,7 @@ def _yaml_errors_named(text: str, where: str) -> Iterator[None]:
             raise InputError(what, where=where) from None
         if "nesting depth" in str(error.problem):
             # PyYAML from 6.0.4 on refuses some 1,000 levels before it says where they begin.
-            what = f"nested more than {DEEPEST} levels deep"
-            raise InputError(what, where=where) from None
+            raise InputError(_TOO_DEEP, where=where) from None
         what = f"not valid YAML: {error.problem or error.context}{place}"
         lines = [*text.split("\n"), ""]
         if mark and lines[mark.line].startswith("\t", mark.column):
@@ -341,7 +352,7 @@ def _yaml_errors_named(text: str, where: str) -> Iterator[None]:
         what = f"not valid YAML: {str(error).splitlines()[0]}"
         raise InputError(what, where=where) from None
     except RecursionError:
-        raise InputError("the document is nested too deeply", where=where) from None
+        raise InputError(_TOO_DEEP, where=where) from None
     except (ValueError, OverflowError):
         raise InputError("a number or date cannot be read", where=where) from None
 
@@ -363,8 +374,7 @@ def _refuse_bombs(text: str, where: str) -> None:
                 parents[-1].repeats(None)
             parents.append(_Parent(is_mapping=isinstance(event, yaml.MappingStartEvent)))
             if len(parents) > DEEPEST:
-                what = f"line {line}: nested more than {DEEPEST} levels deep"
-                raise InputError(what, where=where)
+                raise InputError(f"line {line}: {_TOO_DEEP}", where=where)
         elif isinstance(event, yaml.CollectionEndEvent):
             parents.pop()
 
@@ -500,7 +510,7 @@ def validation_message(
         if right is None:
             lines += [_line(mistake, where, schema, other_fields) for mistake in misplaced]
         else:
-            names = ", ".join(_printable(str(mistake["loc"][-1])) for mistake in misplaced)
+            names = ", ".join(name_text(str(mistake["loc"][-1])) for mistake in misplaced)
             lines.append(f"{where}: {names}: {right}")
     if len(mistakes) > MOST_LINES:
         lines.append(f"{where}: and {len(mistakes) - MOST_LINES} more mistakes")
@@ -616,12 +626,8 @@ def field_path(location: Sequence[int | str]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
             continue
-        path += f".{_printable(part)}" if path else _printable(part)
+        path += f".{name_text(part)}" if path else name_text(part)
     return path
-
-
-def _printable(name: str) -> str:
-    return name if name.isprintable() and len(name) <= LONGEST_VALUE else shown(name)
 
 
 def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:
@@ -800,9 +806,10 @@ def _folder(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return directory.resolve(strict=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"{directory} cannot be used as a folder: {error.strerror or error}. Choose another."
+            f"{path_text(directory)} cannot be used as a folder: {why}. Choose another."
         ) from error
 
 
@@ -823,12 +830,15 @@ def _target(root: Path, name: str) -> Path:
 
 
 def _write_beside(target: Path, text: str) -> Path:
-    handle, path = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    temporary = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    mode = 0o777 if target.suffix == ".sh" else 0o666
+
+    def created(path: str, flags: int) -> int:
+        return os.open(path, flags, mode)  # Less what the user's umask takes away.
+
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+        with open(temporary, "x", encoding="utf-8", newline="\n", opener=created) as stream:
             stream.write(text)
-        temporary.chmod(0o755 if target.suffix == ".sh" else 0o644)
     except (OSError, UnicodeError):
         temporary.unlink(missing_ok=True)
         raise

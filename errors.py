@@ -11,7 +11,7 @@ meshwright.errors.InputError: --pin: tp: must be at most 8, got 16
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import IntEnum
 from functools import wraps
 from inspect import Parameter, signature
@@ -130,6 +130,19 @@ def shown(value: object) -> str:
     return repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
 
 
+def name_text(name: str, longest: int = LONGEST_VALUE) -> str:
+    """A name as a message can carry it: as it is, or quoted and cut where it is long or cannot be printed.
+
+    Parameters
+    ----------
+    name
+        Of any length, with any characters.
+    longest
+        Characters that are not cut, at least 1.
+    """
+    return name if name.isprintable() and len(name) <= longest else shown(name)
+
+
 def require_whole(name: str, value: object) -> None:
     """Raises InputError for what is no whole number; True and 8.0 are none.
 
@@ -209,9 +222,25 @@ def _require_texts(name: str, value: object) -> None:
         texts_of(value, name)
 
 
+def _require_each(require: Callable[[str, object], None]) -> Callable[[str, object], None]:
+    """A check of several values, each by `require`; a text or a mapping is no such list."""
+
+    def check(name: str, values: object) -> None:
+        if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+            raise InputError("must be a list", where=name, value=values)
+        if not isinstance(values, Iterator):
+            for value in values:
+                require(name, value)
+
+    return check
+
+
 _CHECKS: dict[str, Callable[[str, object], None]] = {
     "int": require_whole,
     "float": require_number,
+    "Sequence[int]": _require_each(require_whole),
+    "Sequence[float]": _require_each(require_number),
+    "Sequence[str]": _require_texts,
     "Iterable[str] | str": _require_texts,
     "Collection[str] | str": _require_texts,
 }

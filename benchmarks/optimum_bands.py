@@ -23,7 +23,6 @@ from benchmarks.error_bands import KINDS_OF_MODEL, leaning
 from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.measured_settings import (
     OTHER_CLASS,
-    SUPPORT_WORDS,
     Support,
     model_kind,
     priced_settings,
@@ -37,6 +36,12 @@ from meshwright.planner.runs.prediction import arrangement
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.runs.validation import source_name
+
+SUPPORT_WORDS: dict[Support, str] = {
+    "together": "settings measured together",
+    "apart": "settings measured, but not together",
+    "unmeasured": "with a setting that was not measured there",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,13 +148,13 @@ def bands(groups: Sequence[PlannedGroup], of_groups: Sequence[Support]) -> Bands
             wide = _narrowed(wide, on_device, f"any model on {device}")
             both = [each for each in on_device if each.kind == kind]
             wide = _narrowed(wide, both, f"{words} on {device}")
-            for support in SUPPORT_WORDS:
+            for support, said in SUPPORT_WORDS.items():
                 own = [
                     each
                     for each, of_own in supported
                     if (each.device, each.kind, of_own) == (device, kind, support)
                 ]
-                band = _narrowed(wide, own, f"{words} on {device}, {SUPPORT_WORDS[support]}")
+                band = _narrowed(wide, own, f"{words} on {device}, {said}")
                 low, high = (round(float(end), 3) for end in np.exp(band.ends))
                 record = {"low": low, "high": high, "groups": band.groups, "basis": band.basis}
                 table.setdefault(device, {}).setdefault(kind, {})[support] = record

@@ -22,6 +22,7 @@ from math import inf
 from pathlib import Path
 
 from benchmarks.optimum_bands import (
+    SUPPORT_WORDS,
     MeasuredSettings,
     PlannedGroup,
     bands,
@@ -31,7 +32,7 @@ from benchmarks.optimum_bands import (
     settings_of_runs,
     supports,
 )
-from meshwright.costmodel.measured_settings import SUPPORT_WORDS, model_kind, priced_settings
+from meshwright.costmodel.measured_settings import model_kind, priced_settings
 from meshwright.costmodel.records import POINT_ESTIMATE, device_class, error_band
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.frameworks.catalog import framework_of_stack

@@ -286,8 +286,16 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     return validated(ClusterSpec, fields, where, ("base",))
 
 
+_OF_MODELS = frozenset(("model_type", "architectures", "hidden_size", "hidden"))
+"""Fields of a config.json, and the width of a model YAML."""
+
+
 def _refuse_unknown_fields(fields: Mapping[str, object], where: str) -> None:
     """Raises InputError for the first field that no cluster has: what is missing may be meant by it."""
+    if not _OF_MODELS.isdisjoint(fields):
+        raise InputError(
+            "describes a model, no cluster: the model comes first, without an option", where=where
+        )
     known = {field.alias or name for name, field in ClusterSpec.model_fields.items()}
     what = "unknown field; twelve nodes of a kind are base: dgx-h100 and gpus: 96"
     refuse_unknown(fields, sorted(known | {"base"}), where=where, what=what)

@@ -113,7 +113,7 @@ def map_(
     onto = nodes_to_place_on(laid_out, cluster, nodes)
     if output is not None:
         refuse_taken(output, PLAN_FILES, force)
-    weights = ReachWeights(data_parallel=round(1000 * dp_weight))
+    weights = ReachWeights.of(dp_weight)
     with ProgressLine("placing ranks"):
         mapped = map_plan(laid_out, onto, weights=weights, **search)
         document = mapping_document(mapped)

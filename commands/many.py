@@ -11,7 +11,6 @@ import click
 
 from meshwright.commands.options import (
     PATH,
-    TIME_LIMIT_S,
     batch_options,
     calibration_option,
     complete_model,
@@ -244,8 +243,6 @@ def recommend_command(
         refuse_taken(output, RECOMMENDATION_FILES, force)
     for name in ("sizes", "reserve_gib"):
         options[name] = tuple(itertools.chain.from_iterable(options[name]))
-    if options["time_limit_s"] is None:
-        options["time_limit_s"] = TIME_LIMIT_S
     with ProgressLine("reading model and cluster") as progress:
         answer = api.recommend(model, pin=",".join(pin), progress=progress, **options)
     give(as_json, recommendation_document(answer), partial(recommend_view, answer))

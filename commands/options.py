@@ -195,7 +195,7 @@ Option = Callable[[Any], Any]
 Options = Iterable[Option]
 _PROCESSES = click.IntRange(1, 1024)
 TIME_LIMIT_S = 60.0
-"""Of `plan` where nothing else is said."""
+"""Of a plan where nothing else is said; the functions of Python have no limit then."""
 
 
 def _add(options: Options, command: Command) -> Command:
@@ -320,49 +320,27 @@ def plan_option(name: str, help: str, metavar: str | None = None, **settings: An
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def complete_model(
-    context: click.Context, parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Models of the catalog, or names of the hub from an owner on; files where none begins so.
+def _complete_names(module: str, *functions: str) -> Complete:
+    """Names that functions of a module of meshwright return; files where none begins so."""
 
-    Parameters
-    ----------
-    context, parameter
-        click hands them to every completion; neither counts.
-    typed
-        What stands before the cursor.
-    """
-    from meshwright.model_specs.reader import catalog_names, hub_names
+    def completed(_: click.Context, __: click.Parameter, typed: str) -> list[CompletionItem]:
+        reader = import_module(f"meshwright.{module}")
+        names = [name for function in functions for name in getattr(reader, function)()]
+        begin_so = [CompletionItem(name) for name in names if name.startswith(typed)]
+        return begin_so or [CompletionItem(typed, type="file")]
 
-    del context, parameter
-    return _beginning_so((*catalog_names(), *hub_names()), typed) or _files(typed)
+    return completed
 
 
-def complete_cluster(
-    context: click.Context, parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Clusters of the catalog; files where none begins so.
-
-    Parameters
-    ----------
-    context, parameter
-        click hands them to every completion; neither counts.
-    typed
-        What stands before the cursor.
-    """
-    from meshwright.cluster_specs.reader import cluster_names
-
-    del context, parameter
-    return _beginning_so(cluster_names(), typed) or _files(typed)
+complete_model = _complete_names("model_specs.reader", "catalog_names", "hub_names")
+"""Models of the catalog, or names of the hub from an owner on."""
+complete_cluster = _complete_names("cluster_specs.reader", "cluster_names")
 
 
 def _complete_words(words: Callable[[], Sequence[str]]) -> Complete:
     """The last of some words with commas between them."""
 
-    def completed(
-        context: click.Context, parameter: click.Parameter, typed: str
-    ) -> list[CompletionItem]:
-        del context, parameter
+    def completed(_: click.Context, __: click.Parameter, typed: str) -> list[CompletionItem]:
         before, comma, last = typed.rpartition(",")
         taken = set(before.split(","))
         open_words = [word for word in words() if word not in taken and word.startswith(last)]
@@ -375,14 +353,6 @@ def _pin_words() -> tuple[str, ...]:
     """What pins may say: a name with `=` where a number follows, else with each of its values."""
     choices = [BY_NAME[name] for name in PINS]
     return tuple(f"{choice.name}={word}" for choice in choices for word in choice.words or ("",))
-
-
-def _beginning_so(names: Iterable[str], typed: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in names if name.startswith(typed)]
-
-
-def _files(typed: str) -> list[CompletionItem]:
-    return [CompletionItem(typed, type="file")]
 
 
 def _domain_words() -> tuple[str, ...]:
@@ -470,8 +440,8 @@ def _search_options() -> Options:
     yield plan_option("method", "exhaustive prices every layout.")
     yield plan_option("top", "Report the best K layouts, proven.", "K", show_default=False)
     yield _time_limit(
-        f"Seconds; what is best by then is the plan, with its gap. {TIME_LIMIT_S:g} by default, but for "
-        "--sweep and --method exhaustive."
+        f"Seconds; what is best by then is the plan, with its gap. {TIME_LIMIT_S:g} by default, and for each "
+        "plan of --sweep; none with --method exhaustive."
     )
     yield _seed()
     yield value_option(
@@ -556,6 +526,7 @@ def batch_options(command: Command) -> Command:
             metavar="A",
             help="With ray: auto, or HOST:PORT; else a cluster of its own.",
         ),
+        _time_limit("Seconds for each job that has no time_limit.", TIME_LIMIT_S),
         click.option("--resume", is_flag=True, help="Go on with the batch in the folder."),
         click.option(
             "--force", is_flag=True, help="Begin anew in place of the batch in the folder."
@@ -630,7 +601,7 @@ def recommend_options(command: Command) -> Command:
         ),
         _workers(),
         *_cache_options(),
-        _time_limit(f"Seconds for each number of GPUs; {TIME_LIMIT_S:g} by default."),
+        _time_limit("Seconds for each number of GPUs.", TIME_LIMIT_S),
         value_option("-o --output", PATH, "DIR", "Folder for table, picture and the plan."),
     ]
     return _add(options, command)
@@ -796,8 +767,9 @@ def _workers() -> Option:
     return click.option("--workers", type=_PROCESSES, metavar="N", help=workers_help)
 
 
-def _time_limit(words: str) -> Option:
-    return click.option("--time-limit", "time_limit_s", type=float, metavar="S", help=words)
+def _time_limit(words: str, default_s: float | None = None) -> Option:
+    settings: dict[str, Any] = {"default": default_s, "show_default": True}
+    return value_option("--time-limit time_limit_s", float, "S", words, **settings)
 
 
 def _seed() -> Option:

@@ -147,6 +147,7 @@ def _show_sweep(
     """Plans every combination of a sweep; a table, a document or files come out."""
     with ProgressLine("starting"):
         from meshwright.documents import refuse_taken, write_files
+        from meshwright.planner.many.sweep import combinations_of, read_axes
         from meshwright.planner.report.many_view import SWEEP_FILES, sweep_files, sweep_view
 
     if output is not None:
@@ -155,6 +156,8 @@ def _show_sweep(
         if options.pop(name) is not None:
             raise InputError("does not go with --sweep", where=f"--{name.replace('_', '-')}")
     options["top_k"] = options.pop("top")
+    if options["time_limit_s"] is None and options["method"] == "cp-sat":
+        options["time_limit_s"] = TIME_LIMIT_S * sum(1 for _ in combinations_of(read_axes(over)))
     with ProgressLine(READING) as progress:
         report = meshwright.sweep(model, over=over, progress=progress, **options)
     if output is not None:

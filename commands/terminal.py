@@ -681,8 +681,7 @@ class ProgressLine:
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    def store(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
-        del parameter
+    def store(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
         ctx.meta[key] = ctx.meta.get(key, False) or value
         return value
 
@@ -742,8 +741,7 @@ force_option = click.option(
 )
 
 
-def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    del parameter
+def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
     say(f"meshwright {meshwright.__version__}")

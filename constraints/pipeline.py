@@ -212,16 +212,13 @@ class AllowedSchedules(Rule):
         name = schedule_name(int(plan.layout.schedule), 1)
         if name in self.allowed:
             return None
+        able = [record.name for record in RECORDS if name in planned(record.schedules)]
         return self.finding(
             value=1,
             words=f"{self.framework.name} has no {name} schedule",
             remedy=f"Choose one of {', '.join(self.allowed)}, or a framework that has it "
-            f"({', '.join(_frameworks_with(name)) or 'none of those known here'}).",
+            f"({', '.join(able) or 'none of those known here'}).",
         )
-
-
-def _frameworks_with(name: str) -> list[str]:
-    return [record.name for record in RECORDS if name in planned(record.schedules)]
 
 
 WHOLE_BACKWARD = tuple(

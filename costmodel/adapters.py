@@ -55,7 +55,7 @@ _NORMED_BYTES: dict[int, float] = {16: 6.0, 8: 10.0, 4: 8.0}
 (2); at 8 bits, before, B A and two tensors of 32 bits (`_INT8_NORM_BYTES` has the source)."""
 _EYE_BYTES = 2.0
 """Of the identity that A and B are multiplied with to get B A: written (get_lora_weight)."""
-_INT8_SPEED = 2.0
+INT8_SPEED = 2.0
 """FLOP/s of products of 8-bit integers over those of 16 bits (datasheets of A100: 624 and 312; of H100: 1979
 and 989)."""
 _INT8_INPUT_BYTES, _INT8_OUTPUT_BYTES, _INT8_CAST_BYTES = 12.0, 6.0, 4.0
@@ -332,7 +332,7 @@ def frozen_passes_s(c: Context, tokens: Floats, n: Floats, k: Floats, matrices: 
     adapters = c.workload.adapters
     if adapters is None or adapters.base_bits != 8:
         return Passes(gemm_s(tokens, n, k, c.rates) + widened_s, backward + widened_s)
-    rate = _INT8_SPEED * c.rates.head_gemm_flops
+    rate = INT8_SPEED * c.rates.head_gemm_flops
     narrow = replace(c.rates, gemm_flops=rate, operand_bytes=1.0)
     forward = gemm_s(tokens, n, k, narrow, output_bytes=_INT8_ACCUMULATED_BYTES)
     cast = 0.0 if c.workload.precision == "fp16" else _INT8_CAST_BYTES

@@ -172,23 +172,54 @@ def _projections(c: Context, widths: _Widths) -> _Projections:
     if c.workload.model.attention is not None:
         inputs, up_forward = _latent_projections(c)
         return _Projections(inputs, output, up_forward)
-    projected = {"q_proj": widths.query + widths.gate}
-    if not c.workload.model.reuses:
-        projected["k_proj"] = widths.keys
-        if not c.workload.model.values_are_keys:
-            projected["v_proj"] = widths.key_value - widths.keys
-    if c.workload.model.attention_head_gates:
-        projected["g_proj"] = widths.head_gates
-    inputs = linear(c, c.tokens, widths.projected, hidden, projected)
+    inputs = linear(c, c.tokens, widths.projected, hidden, projected_outputs(c))
     return _Projections(inputs, output, 0.0 * inputs.forward)
+
+
+def projected_outputs(c: Context) -> dict[str, Floats]:
+    """Outputs on one rank of each matrix in front of attention, which share an input.
+
+    Names are those of transformers (models/llama/modeling_llama.py).
+
+    Parameters
+    ----------
+    c : Context
+        Of a model without latent attention.
+
+    Returns
+    -------
+    dict of str to float or array
+        Elements a token by the name of the matrix, above 0.
+    """
+    widths, model = _widths(c), c.workload.model
+    projected = {"q_proj": widths.query + widths.gate}
+    if not model.reuses:
+        projected["k_proj"] = widths.keys
+        if not model.values_are_keys:
+            projected["v_proj"] = widths.key_value - widths.keys
+    if model.attention_head_gates:
+        projected["g_proj"] = widths.head_gates
+    return projected
 
 
 _Matrices = list[tuple[str, Floats, float]]
 """Name of each, and widths of its output and its input."""
 
 
-def _latent_matrices(c: Context) -> tuple[_Matrices, _Matrices]:
-    """Down and up projections of latent attention on one rank; TP splits the latter."""
+def latent_shapes(c: Context) -> tuple[_Matrices, _Matrices]:
+    """Down and up projections of latent attention on one rank; TP splits the latter.
+
+    Parameters
+    ----------
+    c : Context
+        Of a model with latent attention.
+
+    Returns
+    -------
+    tuple of two lists
+        Name of each matrix, and the widths of its output and its input. Ranks that share a sequence take its
+        down projections for their part of the tokens.
+    """
     model, tp = c.workload.model, np.asarray(c.layout.tp)
     mla = model.attention
     assert mla is not None
@@ -210,7 +241,7 @@ def _latent_matrices(c: Context) -> tuple[_Matrices, _Matrices]:
 
 def _latent_projections(c: Context) -> tuple[Passes, Floats]:
     """Down and up projections of latent attention, and the up projections forward alone."""
-    (down, up), tokens = _latent_matrices(c), c.tokens
+    (down, up), tokens = latent_shapes(c), c.tokens
     local = tokens / c.sequence_shards
     passes = [linear(c, local, n, k, {name: n}) for name, n, k in down]
     passes += [linear(c, tokens, n, k, {name: n}) for name, n, k in up]
@@ -307,7 +338,7 @@ def _casts(c: Context, widths: _Widths) -> tuple[Passes, Floats]:
     shared = Passes(hidden + widths.output, widths.projected + hidden)
     projections = [CastProduct(widths.projected, hidden, _PROJECTIONS)]
     if c.workload.model.attention is not None:
-        down, up = _latent_matrices(c)
+        down, up = latent_shapes(c)
         projections = [CastProduct(n, k, 1) for _, n, k in (*down, *up)]
     return cast_passes(c, c.tokens, shared, [*projections, CastProduct(hidden, widths.output, 1)])
 

@@ -458,7 +458,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     """
     profile, model = memory_profile(workload.framework), workload.model
     as_laid_out, dropped = saved.main
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
+    full = layout.recomputes_layers
     largest_layer = as_laid_out
     if model.has_mean_layers:
         largest_layer = _largest_saved(workload, layout)

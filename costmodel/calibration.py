@@ -96,10 +96,11 @@ class Prior(ClosedDocument):
         Returns
         -------
         float
-            A factor above 0; of something further an amount in its own unit, at least 0.
+            A factor, at most `MOST` and at least one over it; of something further an amount in its own unit,
+            at least 0.
         """
         if self.kind == "factor":
-            return float(np.exp(self.spread * x))
+            return float(np.clip(np.exp(self.spread * x), 1.0 / MOST, MOST))
         return max(0.0, self.spread * x)
 
 
@@ -381,4 +382,5 @@ class Calibration(ClosedDocument):
         if band is None or not band.rows:
             return None
         runs = "run" if band.rows == 1 else "runs"
-        return ErrorBand(**band.model_dump(), basis=f"{band.rows} own {runs} of {self.name}")
+        basis = f"{band.rows} own {runs} of {self.name}"
+        return ErrorBand(**band.model_dump(), basis=basis, of_own_runs=True)

@@ -150,7 +150,7 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
     if c.workload.adapters is not None:
         whole = _gathered_frozen(c, groups)
         groups = _trained(c, groups)
-        gather = whole.where(stage == 3).plus(_within(c, groups, weight))
+        gather = whole.where(framework.shards_frozen(stage)).plus(_within(c, groups, weight))
     reduced = _passes(c, groups, all_reduce_s, grad)
     scatter = _scattered(c, groups, grad)
     once = reduced if framework.zero1_all_reduces else scatter
@@ -197,7 +197,8 @@ def _copied_s(c: Context, groups: list[_Group], gathers: Floats, reductions: Flo
     for group, trained in zip(groups, _trained(c, groups), strict=True):
         weights = c.gathered_weight_bytes * np.asarray(trained.parameters)
         if c.workload.adapters is not None:
-            weights = weights + group.weight_bytes * np.asarray(group.parameters) * (stage == 3)
+            frozen_bytes = group.weight_bytes * np.asarray(group.parameters)
+            weights = weights + frozen_bytes * c.constants.framework.shards_frozen(stage)
         of_shards = 2.0 * gathers * weights + sums * reductions * np.asarray(trained.parameters)
         is_sharded = (stage >= 2) & (np.asarray(group.shards) > 1)
         copied_bytes = copied_bytes + np.where(is_sharded, of_shards, 0.0)

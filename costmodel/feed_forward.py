@@ -1,4 +1,4 @@
-"""Seconds of a dense feed-forward block, and of the linear layers that blocks are made of."""
+"""Seconds of feed-forward blocks, dense and of experts, and of the linear layers that blocks are made of."""
 
 from __future__ import annotations
 
@@ -49,14 +49,7 @@ from meshwright.costmodel.workload import (
     sends_routing,
     sent_routing_bytes,
 )
-from meshwright.model_specs.adapters import (
-    INPUTS_ACROSS,
-    INPUTS_BACK,
-    INPUTS_GATE,
-    LATENT_DOWN,
-    LATENT_UP,
-    expert_adapters,
-)
+from meshwright.model_specs.adapters import LATENT_DOWN, LATENT_UP, expert_adapters
 
 
 def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -> Passes:
@@ -164,58 +157,6 @@ def _recomputed(c: Context, forward: Parts, up_s: Floats, streamed_bytes: Floats
     all_of_it = np.where((mask & int(Recompute.MLP)) != 0, 1.0, 0.0)
     parts: Parts = {"memory_bound": streamed_s(streamed, c.rates), "gemm": gemm}
     return add(scaled(forward, all_of_it), parts)
-
-
-# Seconds of what each layer reads beside its input, from a token table of its own.
-
-
-_INPUT_BYTES = (24.0, 28.0)
-"""An element of a layer's inputs: gate read and activated (4), times the input (6), which is the projection
-of the embedding, scaled (4), added to the table's (6) and scaled (4); backward the product (10), the
-activation (6) and the same steps (12)."""
-_SLICE_GRADIENT_BYTES = 8.0
-"""An element of the inputs of all layers, for each layer: the gradient of its slice is written among zeros
-(2) and added to that of the others (6) (autograd of per_layer_inputs[:, :, i, :])."""
-_RESIDUAL_BYTES = 6.0
-
-
-def layer_inputs_block(c: Context) -> LayerTime:
-    """The gate and the projection of a layer's inputs, its residual, and its share of making them.
-
-    Transformers 5.24, models/gemma4/modeling_gemma4.py, Gemma4TextDecoderLayer.forward and
-    project_per_layer_inputs. The norm behind it is one of `ModelSpec.further_norms`.
-
-    Parameters
-    ----------
-    c : Context
-        Workload, layouts, placements and rates; layers of the model have such inputs.
-
-    Returns
-    -------
-    LayerTime
-        Seconds by part of one layer and micro-batch.
-    """
-    model, tokens = c.workload.model, c.tokens
-    width = model.layer_inputs
-    assert width is not None
-    of_all = model.layers * width
-    across = linear(c, tokens, of_all, model.hidden, {INPUTS_ACROSS: of_all})
-    gate = linear(c, tokens, width, model.hidden, {INPUTS_GATE: width})
-    back = linear(c, tokens, model.hidden, width, {INPUTS_BACK: model.hidden})
-    norm, residual = c.element_bytes.norm, _RESIDUAL_BYTES * model.hidden
-    sliced = 0.0 if frozen(c.workload) else _SLICE_GRADIENT_BYTES * of_all
-    streamed = Passes(
-        tokens * ((_INPUT_BYTES[0] + norm[0]) * width + residual),
-        tokens * ((_INPUT_BYTES[1] + norm[1]) * width + residual + sliced),
-    )
-    share = 1.0 / model.layers
-    return block_time(
-        gemm=Passes(
-            share * across.forward + gate.forward + back.forward,
-            share * across.backward + gate.backward + back.backward,
-        ),
-        memory_bound=streamed_passes_s(c, streamed),
-    )
 
 
 # Seconds of the expert feed-forward: router, permutation, all-to-all, grouped GEMMs, shared experts.

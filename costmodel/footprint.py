@@ -25,7 +25,7 @@ from meshwright.costmodel.activations import (
 from meshwright.costmodel.adapters import frozen
 from meshwright.costmodel.buffers import Transients, transients, workspace_bytes
 from meshwright.costmodel.image_encoder import encoder_of, encoder_saved_bytes
-from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Recompute, in_shape
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout, in_shape
 from meshwright.costmodel.optimizers import keeps_more_of_tables
 from meshwright.costmodel.rank_load import (
     Stages,
@@ -109,6 +109,7 @@ def stage_memory_parts_gib(
     work = np.maximum(extra.layer, np.where(first, extra.embedding_first, 0.0))
     buffers = extra.gathered + tables * extra.gathered_table
     buffers = buffers + np.where(first, extra.gathered_leading_first, 0.0) + extra.bucket
+    buffers = buffers + _beside_passes(workload, layout, rank)
     states = _states(workload, layout, stages)
     kinds = saved_of_kinds(workload, layout) or (saved.dense, saved.main)
     activations = _in_all_micro_batches(workload, layout, stages, kinds, saved.module)
@@ -167,7 +168,6 @@ def _moments(
     workload: Workload, layout: Layout, extra: Transients, saved: SavedActivations
 ) -> _Moments:
     table = np.asarray(table_parameters(workload.model, layout))
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     kept, dropped = saved.dense if workload.model.dense_layers else saved.main
     work = np.maximum(extra.layer, extra.embedding_first)
     trained = 0.0 if frozen(workload) else 1.0
@@ -176,7 +176,7 @@ def _moments(
     return _Moments(
         largest=np.maximum(extra.loss_last, work),
         work=work,
-        last=np.maximum(np.where(full, dropped, kept) + work, of_table),
+        last=np.maximum(np.where(layout.recomputes_layers, dropped, kept) + work, of_table),
         head_gradient=np.maximum(of_table, np.asarray(reduced) * table * trained),
     )
 
@@ -337,9 +337,8 @@ def _in_all_micro_batches(
     last = rank == last_rank(layout.schedule, len(stages))
     saved: Floats = np.where(last, model.mtp_layers * of_module, 0.0)
     saved = saved + _saved_by_layers(workload, layout, stages, kinds)
-    if memory_profile(workload.framework).keeps_stage_outputs and len(stages) > 1:
-        sent = 2.0 * rank_tokens(workload, layout) * model.hidden / sequence_shards(layout)
-        saved = saved + np.where(last, 0.0, sent)
+    if memory_profile(workload.framework).keeps_stage_outputs != "none" and len(stages) > 1:
+        saved = saved + _handed_over(workload, layout) * (np.asarray(layout.vpp) - last)
     saved = on_both_ranks(np.asarray(saved), layout.schedule)
     in_all = np.asarray(saved * np.asarray(in_flight(layout, rank)))
     first, *others = stages[0]
@@ -350,6 +349,37 @@ def _in_all_micro_batches(
     # The mean of `in_flight` spreads what the first virtual stage has beyond the others over all of them.
     beyond = of_first - np.asarray(first_chunk_excess(layout) / layout.vpp * of_rank)
     return np.asarray(in_all + np.where(rank == 0, beyond, 0.0))
+
+
+def _handed_over(workload: Workload, layout: Layout) -> Floats:
+    """Bytes of a micro-batch from one stage to the next."""
+    handed: Floats = (
+        2.0 * rank_tokens(workload, layout) * workload.model.hidden / sequence_shards(layout)
+    )
+    return handed
+
+
+def _beside_passes(
+    workload: Workload, layout: Layout, rank: NDArray[np.int64]
+) -> NDArray[np.float64] | float:
+    """What ranks of a pipeline hold of micro-batches that are not in flight, when steady passes end.
+
+    PyTorch has a buffer for everything that a stage receives in a step. Those of activations in flight are
+    counted with what the layers save. The gradients that it sent stay beside them
+    (`memory.yaml` has the sources). What stages of one rank hand over to each other counts the same.
+    """
+    profile, pp = memory_profile(workload.framework), len(rank)
+    if pp == 1 or not profile.receives_apart:
+        return 0.0
+    first, last = rank == 0, rank == last_rank(layout.schedule, pp)
+    vpp, number = np.asarray(layout.vpp), np.asarray(layout.num_micro_batches)
+    done = np.maximum(number - np.asarray(in_flight(layout, rank)), 0.0)
+    handed = _handed_over(workload, layout)
+    held = handed * (2.0 * (vpp - first) * done + (vpp - last) * number)
+    if profile.keeps_stage_outputs == "step":
+        logits = 2.0 * rank_tokens(workload, layout) * workload.model.vocab / np.asarray(layout.tp)
+        held = held + handed * (vpp - last) * done + np.where(last, logits * (number - 1), 0.0)
+    return np.asarray(on_both_ranks(held, layout.schedule))
 
 
 def _alike(workload: Workload) -> bool:
@@ -877,8 +907,7 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
         kinds_here = [kind.rows(rows) for kind in other_kinds]
         on_ranks = _HeldByRanks(layer.rows(rows), kinds_here, flying, ends)
         kept[rows], relief[rows], recomputed[rows] = _least_peaks(workload, on_ranks)
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
-    relief = np.where(full, relief * layout.vpp, 0.0)
+    relief = np.where(layout.recomputes_layers, relief * layout.vpp, 0.0)
     return PeakBounds(kept, relief, recomputed, beside.everywhere)
 
 
@@ -1202,7 +1231,6 @@ def _beside_layers_on_ranks(
     shape = layout.broadcast_shape()
     pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layout.pp, layout.vpp))
     ranks = np.arange(int(pp.max(initial=1)))
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     beside = _beside_layers(workload, layout, saved)
     fixed = np.broadcast_to(beside.everywhere[:, None], (*shape, len(ranks))).copy()
     fixed[:, 0] += beside.first
@@ -1211,7 +1239,7 @@ def _beside_layers_on_ranks(
     return _OnRanks(
         pp,
         vpp,
-        np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape),
+        np.broadcast_to(np.where(layout.recomputes_layers, layout.recompute_layers, 0), shape),
         fixed,
         np.broadcast_to(flying, fixed.shape),
     )

@@ -227,8 +227,7 @@ def encoder_saved_bytes(workload: Workload, layout: Layout) -> Floats:
     vision, use = found
     own = encoder_layout(workload, layout, use)
     kept, dropped = saved_activations(encoder_workload(workload, vision, use), own).dense
-    full = (np.asarray(own.recompute) & Recompute.FULL) != 0
     images = np.asarray(own.micro_batch, dtype=np.float64) / use.images
     merged = _MERGER_BYTES * (1 + vision.deepstack) * use.tokens * vision.merged * images
-    saved: Floats = vision.layers * np.where(full, dropped, kept) + merged
+    saved: Floats = vision.layers * np.where(own.recomputes_layers, dropped, kept) + merged
     return saved

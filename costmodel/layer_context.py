@@ -541,7 +541,8 @@ def context_parallel_s(
     is exposed (DeepSpeed Ulysses, arXiv 2309.14509), as is a gather of all keys and values before attention
     (Transformer Engine 2.15, AttnFuncWithCPAndKVAllGather). With swaps inside rings, a rank holds A times the
     tokens of 1/A of the heads after the swap, so that the ring of C / A ranks passes as many bytes a step as
-    one of C.
+    one of C. PyTorch sends gradients at 32 bits, one step more than there are others, so that they end where
+    they belong (torch 2.6, tensor/experimental/_attention.py, _templated_ring_attention_backward).
 
     Parameters
     ----------
@@ -573,18 +574,40 @@ def context_parallel_s(
         swapping, members = inside_and_between(members, size)
         once = all_to_all_s(swapped_bytes, swapping, c.links)
         cp = cp // size
-    pass_s = neighbour_ring_s if _sends_step_by_step(c) else ring_pass_s
-    ring = pass_s(token_bytes * key_value * cp, members, c.links)
+    stack = c.constants.framework
+    if stack.ring_repeats_keys:
+        key_value = query + output
+    ring_bytes = token_bytes * key_value * cp
+    if sends_step_by_step(c):
+        ring = neighbour_ring_s(ring_bytes, members, c.links)
+        back = 2.0 * ring
+    else:
+        ring = ring_pass_s(ring_bytes, members, c.links)
+        steps = cp / np.maximum(cp - 1.0, 1.0)
+        wider = stack.ring_gradient_bytes / 2.0
+        back = ring + steps * neighbour_ring_s(wider * ring_bytes, members, c.links)
+    if stack.ring_waits:
+        return Passes(once + ring, once + back)
     first_step = ring / cp
     return Passes(
         once + np.maximum(ring - attention_s.forward, first_step),
-        once + np.maximum(2.0 * ring - attention_s.backward, first_step),
+        once + np.maximum(back - attention_s.backward, first_step),
     )
 
 
-def _sends_step_by_step(c: Context) -> bool:
+def sends_step_by_step(c: Context) -> bool:
     """Whether ring attention sends from rank to rank itself (Transformer Engine 2.15,
     flash_attn_p2p_communicate).
+
+    Parameters
+    ----------
+    c : Context
+        Its framework is used.
+
+    Returns
+    -------
+    bool
+        False of rings that gather keys and values by a collective.
     """
     ring = framework_of_stack(c.workload.framework).context_exchanges.get("p2p")
     return ring is not None and not ring.gathers

@@ -31,13 +31,7 @@ from meshwright.costmodel.attention import (
     window_cuts_rows,
 )
 from meshwright.costmodel.collectives import ring_pass_s
-from meshwright.costmodel.feed_forward import (
-    dense_mlp,
-    hide_expert_traffic,
-    layer_inputs_block,
-    linear,
-    moe_mlp,
-)
+from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
@@ -68,6 +62,7 @@ from meshwright.costmodel.losses import head_passes_s
 from meshwright.costmodel.other_blocks import (
     block_launches,
     indexer_block,
+    layer_inputs_block,
     linear_attention_block,
     mamba1_block,
     mamba_block,
@@ -84,6 +79,10 @@ _LOSS_BYTES = (12.0, 18.0)
 _STEPWISE_LOSS_BYTES = (38.0, 14.0)
 """Cross entropy step by step: cast (6), maximum (4), difference (8), exponential (8), sum (4), quotient (8);
 its gradient times that of the loss (8) and cast back (6) (megatron/core/tensor_parallel/cross_entropy.py)."""
+_Z_LOSS_BYTES = (24.0, 36.0)
+"""Its logarithms of sums once more: maximum (4), difference (8), exponential (8), sum (4); their gradient by
+difference (8), exponential (8) and product (8), added to the other (12) (torch, aten/src/ATen/native/
+ReduceOps.cpp, logsumexp_out_impl; torch/csrc/autograd/FunctionsManual.cpp, logsumexp_backward)."""
 _GATHERED_LOGIT_BYTES = (8.0, 4.0)
 """A logit that tensor-parallel ranks gather: copied out of what came, then behind others; backward a rank's
 part of the gradient (Aleph-Alpha/scaling, core/nn/linear/utils.py, _all_concat and _all_shard)."""
@@ -161,6 +160,8 @@ def head(c: Context) -> LayerTime:
     unfused = _STEPWISE_LOSS_BYTES if stack.stepwise_loss else _LOSS_BYTES
     each = _FUSED_LOSS_BYTES if stack.fused_loss else unfused
     loss = Passes(*(c.workload.step_kind.losses * moved for moved in each))
+    if c.workload.z_loss and not stack.fused_loss:
+        loss = Passes(loss.forward + _Z_LOSS_BYTES[0], loss.backward + _Z_LOSS_BYTES[1])
     gathered_s = 0.0 * c.tensor_pass_s
     if stack.whole_logits:
         gathered_s = ring_pass_s(2.0 * logits, c.placement.tp, c.links)
@@ -896,7 +897,7 @@ def _with_encoder(c: Context, first: KindTime) -> KindTime:
     seconds = vision.layers * layer.seconds + waits_s + sum(each.forward for each in products)
     if not own.forward_only:
         around_s = sum(each.backward for each in products)
-        again = (np.asarray(own.layout.recompute) & Recompute.FULL) != 0
+        again = own.layout.recomputes_layers
         again_s = np.where(again, vision.layers * layer.recompute_s, 0.0)
         seconds = seconds + around_s + again_s
         backward_s = backward_s + around_s + again_s

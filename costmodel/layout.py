@@ -92,6 +92,11 @@ class Layout:
         """Replicas of an expert: tp * cp * dp / (etp * ep)."""
         return (self.tp * self.cp * self.dp) // self.expert_group
 
+    @property
+    def recomputes_layers(self) -> NDArray[np.bool_]:
+        """Whether whole layers are recomputed, `recompute_layers` of each virtual stage."""
+        return np.asarray((np.asarray(self.recompute) & int(Recompute.FULL)) != 0)
+
     def take(self, index: Any) -> Self:
         """The layouts at some positions of an array layout.
 

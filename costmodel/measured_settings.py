@@ -37,11 +37,6 @@ Support = Literal["together", "apart", "unmeasured"]
 """Whether the settings of a plan were measured in one run, each in some run, or not all of them."""
 ENOUGH_RUNS = 3
 """Measured runs that make a setting, or several together, count as measured."""
-SUPPORT_WORDS: dict[Support, str] = {
-    "together": "settings measured together",
-    "apart": "settings measured, but not together",
-    "unmeasured": "with a setting that was not measured there",
-}
 OTHER_CLASS = "other"
 """Devices that nobody has published runs of."""
 

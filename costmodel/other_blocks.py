@@ -1,4 +1,5 @@
-"""Seconds of blocks in place of plain attention: Mamba, Gated DeltaNet, attention to chosen positions."""
+"""Seconds of blocks in place of plain attention: Mamba, Gated DeltaNet, attention to chosen positions; and of
+what each layer reads beside its input."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from meshwright.costmodel.layer_context import (
 from meshwright.costmodel.layout import Floats
 from meshwright.costmodel.workload import Workload, sequences_in_micro_batch
 from meshwright.frameworks.catalog import framework_of_stack
+from meshwright.model_specs.adapters import INPUTS_ACROSS, INPUTS_BACK, INPUTS_GATE
 from meshwright.model_specs.blocks import (
     LinearAttentionSpec,
     Mamba1Spec,
@@ -823,3 +825,55 @@ def sparse_saved(workload: Workload, tp: Floats, kept: Floats) -> Floats:
     inputs = np.where(np.asarray(tp) > 1, gathered, 0.0)
     saved: Floats = of_heads + of_indexer + 4.0 * _chosen(workload) + inputs
     return saved
+
+
+# Seconds of what each layer reads beside its input, from a token table of its own.
+
+
+_INPUT_BYTES = (24.0, 28.0)
+"""An element of a layer's inputs: gate read and activated (4), times the input (6), which is the projection
+of the embedding, scaled (4), added to the table's (6) and scaled (4); backward the product (10), the
+activation (6) and the same steps (12)."""
+_SLICE_GRADIENT_BYTES = 8.0
+"""An element of the inputs of all layers, for each layer: the gradient of its slice is written among zeros
+(2) and added to that of the others (6) (autograd of per_layer_inputs[:, :, i, :])."""
+_RESIDUAL_BYTES = 6.0
+
+
+def layer_inputs_block(c: Context) -> LayerTime:
+    """The gate and the projection of a layer's inputs, its residual, and its share of making them.
+
+    Transformers 5.24, models/gemma4/modeling_gemma4.py, Gemma4TextDecoderLayer.forward and
+    project_per_layer_inputs. The norm behind it is one of `ModelSpec.further_norms`.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates; layers of the model have such inputs.
+
+    Returns
+    -------
+    LayerTime
+        Seconds by part of one layer and micro-batch.
+    """
+    model, tokens = c.workload.model, c.tokens
+    width = model.layer_inputs
+    assert width is not None
+    of_all = model.layers * width
+    across = linear(c, tokens, of_all, model.hidden, {INPUTS_ACROSS: of_all})
+    gate = linear(c, tokens, width, model.hidden, {INPUTS_GATE: width})
+    back = linear(c, tokens, model.hidden, width, {INPUTS_BACK: model.hidden})
+    norm, residual = c.element_bytes.norm, _RESIDUAL_BYTES * model.hidden
+    sliced = 0.0 if frozen(c.workload) else _SLICE_GRADIENT_BYTES * of_all
+    streamed = Passes(
+        tokens * ((_INPUT_BYTES[0] + norm[0]) * width + residual),
+        tokens * ((_INPUT_BYTES[1] + norm[1]) * width + residual + sliced),
+    )
+    share = 1.0 / model.layers
+    return block_time(
+        gemm=Passes(
+            share * across.forward + gate.forward + back.forward,
+            share * across.backward + gate.backward + back.backward,
+        ),
+        memory_bound=streamed_passes_s(c, streamed),
+    )

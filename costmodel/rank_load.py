@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.layer_context import Context, Parts, add
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
-from meshwright.costmodel.layout import ROUNDING, Floats, Ints, Layout, Recompute
+from meshwright.costmodel.layout import ROUNDING, Floats, Ints, Layout
 from meshwright.costmodel.schedules import Schedule, bubble_share, has_trait, is_v_shaped, last_rank
 from meshwright.model_specs.blocks import AHEAD
 from meshwright.model_specs.schema import ModelSpec
@@ -52,7 +52,7 @@ def recomputed_layers(layout: Layout) -> int:
     int
         0 where it recomputes none in full; may be larger than a stage, which means all.
     """
-    if not int(np.asarray(layout.recompute).item(0)) & int(Recompute.FULL):
+    if not np.asarray(layout.recomputes_layers).item(0):
         return 0
     return int(np.asarray(layout.recompute_layers).item(0))
 
@@ -811,8 +811,10 @@ def distinct_columns(columns: NDArray[np.float64]) -> tuple[NDArray[np.int64], N
 
 def _recomputes_all(c: Context) -> NDArray[np.bool_]:
     """Which layouts compute all layers of every virtual stage again."""
-    full = (np.asarray(c.layout.recompute) & int(Recompute.FULL)) != 0
-    return np.asarray(full & (np.asarray(c.layout.recompute_layers) >= c.workload.model.layers))
+    return np.asarray(
+        c.layout.recomputes_layers
+        & (np.asarray(c.layout.recompute_layers) >= c.workload.model.layers)
+    )
 
 
 def _columns_in_order(
@@ -1018,10 +1020,9 @@ def _fewest_recomputed(layers: int, layout: Layout) -> NDArray[np.float64]:
     """
     chunks = np.asarray(layout.pp) * layout.vpp
     per_chunk = np.asarray(layout.recompute_layers)
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     in_one = np.minimum(per_chunk, layers - chunks + 1)
     fewest = np.minimum(chunks - 1 + in_one, layers)
-    return np.where(full & (per_chunk > 0), fewest, 0)
+    return np.where(layout.recomputes_layers & (per_chunk > 0), fewest, 0)
 
 
 # Work of every chunk of the model, and its split into gradients of inputs and of weights.
@@ -1063,12 +1064,11 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
     schedule = np.asarray(c.layout.schedule)
     if not has_trait(schedule, "splits_backward").any():
         return 1.0
-    full = (np.asarray(c.layout.recompute) & int(Recompute.FULL)) != 0
     forward: Floats = 0.0
     backward: Floats = 0.0
     weight: Floats = 0.0
     for kind, number in _kinds_of_model(c, times):
-        recompute = np.where(full, kind.recompute_s, 0.0)
+        recompute = np.where(c.layout.recomputes_layers, kind.recompute_s, 0.0)
         forward = forward + number * (np.asarray(kind.seconds) - kind.backward_s)
         backward = backward + number * (kind.backward_s + recompute)
         weight = weight + number * _weight_gradient_s(kind)

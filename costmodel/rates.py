@@ -572,33 +572,13 @@ def step_time_band(workload: Workload) -> ErrorBand:
         Measured over predicted seconds, without unit: of the user's own runs where they are of this device
         and framework, else of published ones.
     """
-    own = _own_band(workload)
-    if own is None and workload.adapters is not None:
-        return adapters_band("step_time")
-    return own or error_band(workload.cluster.device.name, workload.framework)
-
-
-def has_own_band(workload: Workload) -> bool:
-    """Whether `step_time_band` is that of the user's own runs.
-
-    Parameters
-    ----------
-    workload : Workload
-        Its device, its framework and its calibration are used.
-
-    Returns
-    -------
-    bool
-        False without a calibration of this device and framework that has a band.
-    """
-    return _own_band(workload) is not None
-
-
-def _own_band(workload: Workload) -> ErrorBand | None:
     device, calibration = workload.cluster.device.name, workload.calibration
-    if calibration is None or not calibration.covers(device, workload.framework):
-        return None
-    return calibration.band("step_time")
+    band = None
+    if calibration is not None and calibration.covers(device, workload.framework):
+        band = calibration.band("step_time")
+    if band is None and workload.adapters is not None:
+        return adapters_band("step_time")
+    return band or error_band(device, workload.framework)
 
 
 def peak_memory_band(workload: Workload) -> ErrorBand:

@@ -233,6 +233,8 @@ class ErrorBand:
     """Measured runs that it comes from."""
     basis: str
     """Which measured runs: of a device class and a framework, or the wider group that stands in for them."""
+    of_own_runs: bool = False
+    """Whether the user calibrated on these runs."""
 
 
 def device_classes() -> tuple[str, ...]:
@@ -446,11 +448,16 @@ def fit_probability(predicted_gib: float, room_gib: float, band: ErrorBand | Non
     float
         0 to 1; more than a half says that it fits.
     """
+    logarithm = _logarithm_of_peaks(band)
+    away = (math.log(room_gib / predicted_gib) - logarithm.mean) / logarithm.stdev
+    return 0.5 * math.erfc(-away / math.sqrt(2.0))
+
+
+def _logarithm_of_peaks(band: ErrorBand | None) -> NormalDist:
+    """Of measured over predicted peaks."""
     of_peaks = band or memory_band()
     low, high = math.log(of_peaks.low), math.log(of_peaks.high)
-    spread = (high - low) / (2.0 * _Z95)
-    away = (math.log(room_gib / predicted_gib) - (low + high) / 2.0) / spread
-    return 0.5 * math.erfc(-away / math.sqrt(2.0))
+    return NormalDist((low + high) / 2.0, (high - low) / (2.0 * _Z95))
 
 
 def memory_margin(risk: float, band: ErrorBand | None = None) -> float:
@@ -472,11 +479,7 @@ def memory_margin(risk: float, band: ErrorBand | None = None) -> float:
     """
     if risk >= POINT_ESTIMATE:
         return 1.0
-    band = band or memory_band()
-    low, high = math.log(band.low), math.log(band.high)
-    spread = (high - low) / (2.0 * _Z95)
-    quantile = NormalDist((low + high) / 2.0, spread).inv_cdf(1.0 - risk)
-    return max(math.exp(quantile), 1.0)
+    return max(math.exp(_logarithm_of_peaks(band).inv_cdf(1.0 - risk)), 1.0)
 
 
 def memory_band() -> ErrorBand:

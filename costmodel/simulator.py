@@ -337,10 +337,13 @@ class _Step(NamedTuple):
     """A pass, in an order in which the step that each waits for is there."""
 
     rank: int
-    work: Work
-    chunk: int
-    input_step: int
-    """Number of the step that makes its input; -1 for none."""
+    own: int
+    """Which of the passes it is: its chunk, plus as many chunks as there are for each kind of `Work` before
+    its own."""
+    before: int
+    """Number of the step before it on its rank. Steps are counted from 1, and 0 is none."""
+    source: int
+    """Number of the step that makes its input."""
 
 
 _FEWEST_GROUPS = 12
@@ -385,22 +388,9 @@ def played_s(
         return one_f_one_b_s(forward_s, backward_s, num_micro_batches)
     if schedule is Schedule.BREADTH_FIRST:
         return _breadth_first_s(forward_s, backward_s, pp, num_micro_batches)
-    seconds = {
-        Work.FORWARD: forward_s,
-        Work.BACKWARD: backward_s,
-        Work.INPUT: backward_s - weight_s,
-        Work.WEIGHT: weight_s,
-    }
-    rows = {work: each.reshape(-1, pp * vpp) for work, each in seconds.items()}
-    ends = [
-        _repeated_s(
-            {work: each[row].tolist() for work, each in rows.items()},
-            pp,
-            num_micro_batches,
-            schedule,
-        )
-        for row in range(len(rows[Work.FORWARD]))
-    ]
+    of_work = (forward_s, backward_s, backward_s - weight_s, weight_s)
+    rows = np.concatenate([each.reshape(-1, pp * vpp) for each in of_work], axis=1).tolist()
+    ends = [_repeated_s(row, pp, vpp, num_micro_batches, schedule) for row in rows]
     return np.array(ends).reshape(forward_s.shape[:-1])
 
 
@@ -424,19 +414,18 @@ def _breadth_first_s(
 
 
 def _repeated_s(
-    seconds: dict[Work, list[float]], pp: int, micro_batches: int, schedule: Schedule
+    seconds: list[float], pp: int, vpp: int, micro_batches: int, schedule: Schedule
 ) -> float:
-    """When the last rank has done its last pass, of one row of times."""
-    vpp, groups = len(seconds[Work.FORWARD]) // pp, micro_batches // pp
-    played = _FEWEST_GROUPS
+    """When the last rank has done its last pass, with the seconds of each pass."""
+    played, groups = _FEWEST_GROUPS, micro_batches // pp
     while played < groups and micro_batches % pp == 0:
-        ends = _ends(_steps(pp, vpp, played * pp, schedule), seconds, pp)
+        ends = _ends(_steps(pp, vpp, played * pp, schedule), seconds)
         of_ranks = np.array(ends)[_middle(pp, vpp, played * pp, schedule)]
         grown = np.diff(of_ranks, axis=-2)
         if np.ptp(grown) <= ROUNDING * grown.max():
             return max(ends) + (groups - played) * float(grown.mean())
         played *= 2
-    return max(_ends(_steps(pp, vpp, micro_batches, schedule), seconds, pp))
+    return max(_ends(_steps(pp, vpp, micro_batches, schedule), seconds))
 
 
 @lru_cache(maxsize=64)
@@ -448,7 +437,7 @@ def _middle(pp: int, vpp: int, micro_batches: int, schedule: Schedule) -> NDArra
     steps = _steps(pp, vpp, micro_batches, schedule)
     of_ranks = np.argsort([step.rank for step in steps], kind="stable").reshape(pp, -1)
     each = of_ranks.shape[1] * pp // micro_batches
-    return of_ranks[:, -5 * each : -2 * each].reshape(pp, 3, each)
+    return 1 + of_ranks[:, -5 * each : -2 * each].reshape(pp, 3, each)
 
 
 def one_f_one_b_s(
@@ -533,37 +522,22 @@ def longest_way(
     array of float, shape [2, chunks]
         Forward passes and backward passes of each chunk.
     """
-    seconds = {Work.FORWARD: forward_s, Work.BACKWARD: backward_s}
     steps = _steps(pp, len(forward_s) // pp, num_micro_batches, schedule)
-    last_of = [-1] * pp
-    ends: list[float] = []
-    waited_for: list[int] = []
-    for number, (rank, work, chunk, input_step) in enumerate(steps):
-        latest = last_of[rank]
-        if input_step >= 0 and (latest < 0 or ends[input_step] > ends[latest]):
-            latest = input_step
-        ends.append((ends[latest] if latest >= 0 else 0.0) + seconds[work][chunk])
-        waited_for.append(latest)
-        last_of[rank] = number
-    passes = np.zeros((2, len(forward_s)))
-    at = int(np.argmax(ends))
-    while at >= 0:
-        step = steps[at]
-        passes[int(step.work is Work.BACKWARD), step.chunk] += 1
-        at = waited_for[at]
-    return passes
+    ends = _ends(steps, [*forward_s, *backward_s])
+    passes, at = np.zeros(2 * len(forward_s)), int(np.argmax(ends))
+    while at:
+        _, own, before, source = steps[at - 1]
+        passes[own] += 1
+        at = source if ends[source] > ends[before] else before
+    return passes.reshape(2, -1)
 
 
-def _ends(steps: Sequence[_Step], seconds: dict[Work, list[float]], pp: int) -> list[float]:
-    """When each step ends."""
-    free = [0.0] * pp
-    ends: list[float] = []
-    for rank, work, chunk, input_step in steps:
-        start = free[rank]
-        if input_step >= 0 and ends[input_step] > start:
-            start = ends[input_step]
-        free[rank] = start + seconds[work][chunk]
-        ends.append(free[rank])
+def _ends(steps: Sequence[_Step], seconds: Sequence[float]) -> list[float]:
+    """When each step ends, by its number."""
+    ends = [0.0]
+    for _, own, before, source in steps:
+        free, ready = ends[before], ends[source]
+        ends.append((ready if ready > free else free) + seconds[own])
     return ends
 
 
@@ -571,9 +545,10 @@ def _ends(steps: Sequence[_Step], seconds: dict[Work, list[float]], pp: int) -> 
 def _steps(pp: int, vpp: int, micro_batches: int, schedule: Schedule) -> tuple[_Step, ...]:
     """All passes of all ranks, each behind the one that makes its input."""
     orders = [pass_order(rank, pp, vpp, micro_batches, schedule) for rank in range(pp)]
-    made: dict[tuple[int, int, bool], int] = {}
+    made: dict[tuple[int, int, bool] | None, int] = {None: 0}
     steps: list[_Step] = []
-    places = [0] * pp
+    places, latest = [0] * pp, [0] * pp
+    first = {work: pp * vpp * number for number, work in enumerate(Work)}
     moved = True
     while moved:
         moved = False
@@ -581,13 +556,12 @@ def _steps(pp: int, vpp: int, micro_batches: int, schedule: Schedule) -> tuple[_
             while places[rank] < len(order):
                 own = order[places[rank]]
                 source = _source(own, pp * vpp - 1)
-                if source is not None and source not in made:
+                if source not in made:
                     break
+                steps.append(_Step(rank, first[own.work] + own.chunk, latest[rank], made[source]))
+                latest[rank] = len(steps)
                 if own.work is not Work.WEIGHT:
-                    made[own.chunk, own.micro_batch, own.backward] = len(steps)
-                steps.append(
-                    _Step(rank, own.work, own.chunk, -1 if source is None else made[source])
-                )
+                    made[own.chunk, own.micro_batch, own.backward] = latest[rank]
                 places[rank] += 1
                 moved = True
     return tuple(steps)

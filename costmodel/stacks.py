@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.layout import Ints
 from meshwright.costmodel.records import Overrides, data_table, layered_values, names_in
 from meshwright.costmodel.workload import (
     MEMORY_EFFICIENT,
@@ -91,6 +95,12 @@ class FrameworkConstants:
     """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
     tp_interference: float
     """The same of a product and a tensor-parallel collective beside it."""
+    ring_waits: bool
+    """Whether ring attention waits for its transfers as soon as it has started them."""
+    ring_repeats_keys: bool
+    """Whether it passes on the keys and values of each query head, where several share one."""
+    ring_gradient_bytes: float
+    """Bytes of an element of their gradients on its way round."""
     overlap_cuts_products: bool
     """Whether overlapped tensor parallelism cuts products into pieces beside pieces of their transfers."""
     tp_hidden: float
@@ -171,6 +181,25 @@ class FrameworkConstants:
     """More of them for each micro-batch, where weights are gathered from the host (ZeRO 3)."""
     host_sum_bytes: float
     """Bytes of the host's memory that adding the gradient of one more reduction moves."""
+
+    def shards_frozen(self, stage: Ints) -> NDArray[np.bool_]:
+        """Whether frozen parameters are sharded at a ZeRO stage, and gathered with the trained ones.
+
+        DeepSpeed's ZeRO 2 shards gradients and states alone; PyTorch's wraps every parameter, and its shards
+        are gathered for each micro-batch (torch 2.13, fsdp/_fully_shard/_fsdp_param_group.py, post_backward).
+
+        Parameters
+        ----------
+        stage : int or array of int
+            ZeRO stages, 0 to 3.
+
+        Returns
+        -------
+        array of bool
+            Shaped like them.
+        """
+        stages = np.asarray(stage)
+        return np.asarray((stages == 3) | (stages == 2) & self.gathers_each_micro_batch)
 
     @property
     def memory_efficient(self) -> bool:
@@ -434,8 +463,12 @@ class MemoryProfile:
     """Whether column-parallel modules keep a copy each of an input that they share, on tensor ranks."""
     sums_beside_gradients: bool
     """Whether fp32 sums of gradients lie beside the 16-bit gradients of a micro-batch."""
-    keeps_stage_outputs: bool
-    """Whether a pipeline stage keeps what it sent until the backward pass."""
+    keeps_stage_outputs: Literal["none", "backward", "step"]
+    """Until when a pipeline stage keeps what it sent: not at all, until the backward pass of it, or until the
+    step ends, the last stage its logits too."""
+    receives_apart: bool
+    """Whether a stage has a buffer for each activation and gradient that it receives in a step, and keeps
+    the gradients that it sent."""
     stranding: Literal["none", "forward", "step"]
     """What a caching allocator cannot use again: `none` (the stack's figures are bytes allocated), `forward`
     (blocks of a layer's forward pass, too small for logits), `step` (contiguous buffers of the optimizer

@@ -525,7 +525,9 @@ def state_bytes(
     if workload.adapters is not None:
         trained, frozen = workload.trained_shares[experts], workload.frozen_weight_bytes[experts]
         base = frozen * weight / 2.0 * (1.0 - _frozen_offloaded(workload, layout)) + copies
-        weights = np.where(fsdp, 1.0 / d, 1.0) * base + trained * weights
+        # Under ZeRO 2 of PyTorch what is gathered lies beside the shards.
+        beside = (stage == 2) & stack.shards_frozen(stage) & (d > 1.0)
+        weights = np.where(fsdp, 1.0 / d, 1.0 + beside / d) * base + trained * weights
         gradients, states = trained * gradients, trained * states
     if workload.keeps_reference:
         weights = weights + reference_bytes(workload, layout, shards, copies)[0]

@@ -15,7 +15,7 @@ from meshwright.costmodel.collectives import Links, cross_rail_bytes, goes_by_tr
 from meshwright.costmodel.data_parallel import hiding_windows, passes_of_a_step
 from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
-from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_context import Context, sends_step_by_step
 from meshwright.costmodel.layout import Layout, recomputes_experts
 from meshwright.costmodel.rank_load import Stages, rank_counts
 from meshwright.costmodel.states import optimizer_shards, rank_parameters
@@ -269,6 +269,7 @@ class ContextVolumes:
 def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
     """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens.
 
+    `layer_context.context_parallel_s` says how PyTorch's rings differ.
     Rings as in Liu et al. 2023, arXiv 2310.01889, section 3, swaps as in DeepSpeed Ulysses, arXiv 2309.14509;
     both as in USP, arXiv 2405.07719, section 3.
 
@@ -301,11 +302,16 @@ def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
         heads_swapped += share * token_bytes * (heads + _kv_heads(kind, tp)) * width * passes
     if c.workload.cp_comm == "a2a":
         return ContextVolumes(whole=heads_swapped + swapped, swapped=0.0, ring=0.0, neighbours=1)
-    ring_passes = 3.0 * work.layers + work.recomputed
+    stack = c.constants.framework
+    of_gradients = stack.ring_gradient_bytes / 2.0
+    if not sends_step_by_step(c):
+        of_gradients *= cp / max(cp - 1.0, 1.0)
+    ring_passes = (2.0 + of_gradients) * work.layers + work.recomputed
     passed_on = 0.0
     for share, kind in _softmax_kinds(model):
         width = kind.qk_head_dim + kind.v_head_dim
-        passed_on += share * token_bytes * _kv_heads(kind, tp) * width * ring_passes
+        heads = kind.heads / tp if stack.ring_repeats_keys else _kv_heads(kind, tp)
+        passed_on += share * token_bytes * heads * width * ring_passes
     if c.workload.cp_comm == HIERARCHICAL:
         size = int(swapping_ranks(c.workload, c.layout))
         ring = passed_on * (cp // size)
@@ -325,9 +331,10 @@ def _kv_heads(model: ModelSpec, tp: int) -> float:
     return model.heads / tp if model.attention is not None else max(model.kv_heads / tp, 1.0)
 
 
-def gradient_element_bytes(c: Context) -> float:
+def gradient_element_bytes(c: Context) -> tuple[float, float]:
     """Bytes that pass round the data-parallel ring in a step for each parameter, by ZeRO stage.
 
+    Beside adapters, theirs, and under ZeRO 3 frozen weights in the bytes that they are kept in.
     `data_parallel.data_parallel_traffic` has the sources.
 
     Parameters
@@ -337,17 +344,27 @@ def gradient_element_bytes(c: Context) -> float:
 
     Returns
     -------
-    float
-        Bytes of all gathers and reductions, above 0.
+    tuple of two floats
+        Bytes of all gathers and reductions, for each dense parameter and for each of routed experts, at least
+        0; of frozen ones their own gathers, and what their adapters make pass.
     """
     passed, summed = _passed_and_summed(c)
-    return passed + summed
+    shares, sizes = c.workload.trained_shares, c.workload.frozen_weight_bytes
+    framework, stage = c.constants.framework, int(np.asarray(c.layout.zero_stage))
+    gathers = 0.0
+    if c.workload.adapters is not None and framework.shards_frozen(stage):
+        gathers = float(np.asarray(passes_of_a_step(c)[0]))
+    dense, expert = (
+        share * (passed + summed) + gathers * size
+        for share, size in zip(shares, sizes, strict=True)
+    )
+    return dense, expert
 
 
 def gradients_all_reduced(c: Context) -> float:
     """Share of `gradient_element_bytes` that all-reduces move: all without ZeRO, else where a stack has them.
 
-    `data_parallel.data_parallel_traffic` has the sources.
+    `data_parallel.data_parallel_traffic` has the sources. No stack that shards frozen parameters all-reduces.
 
     Parameters
     ----------
@@ -364,7 +381,7 @@ def gradients_all_reduced(c: Context) -> float:
 
 
 def _passed_and_summed(c: Context) -> tuple[float, float]:
-    """Bytes of a parameter that gathers and scatters pass in a step, and those of all-reduces."""
+    """Bytes of a trained parameter that gathers and scatters pass in a step, and those of all-reduces."""
     framework, stage = c.constants.framework, int(np.asarray(c.layout.zero_stage))
     grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
     if stage == 0:
@@ -396,7 +413,7 @@ def tree_over_ring(members: int, all_reduced: float) -> float:
     return 1.0 if members < 3 else 1.0 - all_reduced * 0.5 * (members - 2) / (members - 1)
 
 
-def reduced_shard_bytes(c: Context) -> float:
+def reduced_shard_bytes(c: Context) -> tuple[float, float]:
     """Bytes that pass round the ring over the shard groups in a step for each parameter of a rank's shard.
 
     The all-reduce of HSDP; `data_parallel.data_parallel_traffic` has the sources.
@@ -408,11 +425,13 @@ def reduced_shard_bytes(c: Context) -> float:
 
     Returns
     -------
-    float
-        Bytes, above 0.
+    tuple of two floats
+        Bytes for each dense parameter and for each of routed experts, at least 0.
     """
     _, reductions = passes_of_a_step(c)
-    return 2.0 * float(c.constants.framework.gradient_bytes) * float(np.asarray(reductions))
+    each = 2.0 * float(c.constants.framework.gradient_bytes) * float(np.asarray(reductions))
+    dense, expert = c.workload.trained_shares
+    return dense * each, expert * each
 
 
 def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
@@ -534,10 +553,12 @@ def _gradient_bytes(c: Context, stages: Stages, ranks: slice) -> dict[str, float
         ("gradients", "expert_gradients"),
         rank_parameters(c.workload.model, c.layout, stages),
         (int(np.asarray(size)) for size in optimizer_shards(c.layout)),
+        gradient_element_bytes(c),
+        reduced_shard_bytes(c),
         strict=True,
     )
-    element, reduced, moved = gradient_element_bytes(c), reduced_shard_bytes(c), {}
-    for name, parameters, shards in kinds:
+    moved = {}
+    for name, parameters, shards, element, reduced in kinds:
         most = float(np.max(np.atleast_1d(parameters)[ranks]))
         moved[name] = _ring(most * element, shards)
         moved[f"{name}_between"] = _ring(most / shards * reduced, groups)
@@ -770,22 +791,22 @@ def _swapped_bytes(c: Context, volume: float, members: NDArray[np.int64]) -> Flo
 
 def _data_parallel_bytes(c: Context, stages: Stages) -> FloatArray:
     """Of the rank with the most parameters; over groups of shards each reduces its own once more."""
-    dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages))
-    element, summed = gradient_element_bytes(c), gradients_all_reduced(c)
-    groups = ((dense, c.placement.dp_cp), (expert, c.placement.edp))
-    if int(np.asarray(c.layout.shard_groups)) == 1:
-        sums = (
-            _ring_or_tree_bytes(params * element, members, summed, c.links)
-            for params, members in groups
-        )
-        return np.asarray(sum(sums))
-    reduced = reduced_shard_bytes(c)
+    kinds = zip(
+        (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages)),
+        (c.placement.dp_cp, c.placement.edp),
+        gradient_element_bytes(c),
+        reduced_shard_bytes(c),
+        (int(np.asarray(size)) for size in optimizer_shards(c.layout)),
+        strict=True,
+    )
+    summed, is_grouped = gradients_all_reduced(c), int(np.asarray(c.layout.shard_groups)) > 1
     sent = np.zeros(c.placement.dp_cp.shape)
-    shards = (int(np.asarray(size)) for size in optimizer_shards(c.layout))
-    for (parameters, members), size in zip(groups, shards, strict=True):
-        within, over = np.minimum(members, size), np.maximum(members // size, 1)
+    for parameters, members, element, reduced, size in kinds:
+        within = np.minimum(members, size) if is_grouped else members
         sent = sent + _ring_or_tree_bytes(parameters * element, within, summed, c.links)
-        sent = sent + _ring_or_tree_bytes(parameters * reduced / size, over, 1.0, c.links)
+        if is_grouped:
+            over = np.maximum(members // size, 1)
+            sent = sent + _ring_or_tree_bytes(parameters * reduced / size, over, 1.0, c.links)
     return sent
 
 

@@ -193,6 +193,8 @@ class Workload(RunSettings):
     """Whether FP8 matrix products on Blackwell are those of the first containers for it (cuBLAS 12.8)."""
     stepwise_loss: bool | None = None
     """Whether a cross entropy that is not one kernel is one for each of its steps; None as the stack does."""
+    z_loss: bool = False
+    """Whether the loss also has squared logarithms of sums of exponentials: nothing more in one kernel."""
     fill_exposed: bool | None = None
     """Whether transfers of virtual stages are exposed in fill and drain; None as the stack does."""
     fused_norm: bool | None = None

@@ -117,6 +117,11 @@ LIGER_LOSS = Setting(
 )
 """Of a Trainer's arguments, whatever shards the model. TRL's trainers take Liger's layers alone
 (trl/trainer/sft_trainer.py, SFTTrainer.__init__, switches its loss off)."""
+AXOLOTL_LIGER, AXOLOTL_LIGER_LOSS = (
+    "axolotl.integrations.liger.LigerPlugin",
+    "liger_fused_linear_cross_entropy",
+)
+"""Axolotl's plugin, and its switch of the loss alone (integrations/liger/args.py)."""
 TRL_HEAD = Setting(
     source="trl/trainer/utils.py and trl/kernels/chunked_logprob.py",
     rules=("whole-head",),

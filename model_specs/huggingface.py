@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import isqrt
 
 from meshwright.documents import validated
-from meshwright.errors import InputError, near_miss, shown
+from meshwright.errors import InputError, name_text, near_miss, shown
 from meshwright.model_specs.adapters import NF4, SINGLE_SCALES
 from meshwright.model_specs.config_fields import ConfigFields, Fields, read_fields
 from meshwright.model_specs.huggingface_families import FAMILIES, class_defaults
@@ -496,7 +496,7 @@ def left_out(config: ConfigFields) -> tuple[str, ...]:
     ('initializer_range 0.5',)
     """
     named = [
-        f"{name if name.isprintable() else shown(name)} {_shown(value)}"[:300]
+        f"{name_text(name)} {_shown(value)}"[:300]
         for name, value in config.unread()
         if name.rpartition(".")[2] not in WITHOUT_EFFECT
         and not any(_same(value, usual) for usual in AS_LAUNCHED.get(name.rpartition(".")[2], ()))

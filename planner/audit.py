@@ -46,6 +46,7 @@ from meshwright.planner.bounds.mappings import (
     ranks_on,
 )
 from meshwright.planner.launch.plan_files import TARGETS, pipeline_files, plan_files, stand_in
+from meshwright.planner.launch.writer import unlaunched
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.mixed.document import (
     MixedPlan,
@@ -632,7 +633,8 @@ def file_faults(plan: Plan, expected: Mapping[str, str], folder: Path) -> Iterat
 
 def target_of(plan: Plan, folder: Path) -> str | None:
     """The target whose files are in a folder: of those that can start the plan, the one with the fewest files
-    missing, and most of its own; None where none can.
+    missing, and most of its own; None where none can, and where the mapping alone is there of a plan whose
+    framework's scripts have no such step.
 
     Parameters
     ----------
@@ -641,10 +643,11 @@ def target_of(plan: Plan, folder: Path) -> str | None:
     folder
         Where the launch files are, whatever started them.
     """
-    framework: str = plan.inputs.framework
+    framework = plan.inputs.framework
+    first: str | None = None if unlaunched(plan.inputs) else framework
     fewest_missing: tuple[float, int] = (inf, 0)
-    best = None
-    for target in (framework, *(name for name in TARGETS if name != framework)):
+    best: str | None = None
+    for target in (first, *(name for name in TARGETS if name != framework)):
         try:
             names = plan_files(plan, target).keys() - {"plan.yaml"}
         except InfeasibleError:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 MOST_BODY_BYTES = 64 * 2**10
-BODY_S = 10.0
-"""In which a request must have come whole."""
+SENDING_S = 10.0
+"""In which the head of a request must have come whole, and then its body."""
 MOST_CONNECTIONS = 64
 TOKEN_BYTES = 24
 _EXTRA = "the page needs starlette and uvicorn: pip install 'meshwright[serve]'"
@@ -121,12 +121,15 @@ class Guard:
         refusal, body = self._refusal(scope), None
         if refusal is None:
             try:
-                body = await asyncio.wait_for(_whole_body(receive), BODY_S)
+                body = await asyncio.wait_for(_whole_body(receive), SENDING_S)
                 refusal = _TOO_LARGE if body is None else None
             except TimeoutError:
-                refusal = 408, f"the request did not come whole within {BODY_S:g} s"
+                refusal = 408, f"the request did not come whole within {SENDING_S:g} s"
         if refusal is not None:
-            await error_response(*refusal)(scope, receive, send)
+            response = error_response(*refusal)
+            # The rest of the body is not waited for.
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send)
             return
         messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -269,10 +272,7 @@ class PlannerPage:
         request
             GET or DELETE, with the ticket's `id` in its path.
         """
-        try:
-            ticket = self._queue.ticket(request.path_params["id"])
-        except InputError as error:
-            return error_response(404, **answers.error_document(error))
+        ticket = self._queue.ticket(request.path_params["id"])
         if request.method == "DELETE":
             self._queue.stop(ticket)
         return _json(self._queue.document(ticket))
@@ -286,10 +286,7 @@ class PlannerPage:
             With the ticket's `id` and the `name` of a text in its path.
         """
         name = request.path_params["name"]
-        try:
-            ticket = self._queue.ticket(request.path_params["id"])
-        except InputError as error:
-            return error_response(404, **answers.error_document(error))
+        ticket = self._queue.ticket(request.path_params["id"])
         if name not in ticket.texts:
             return error_response(404, "this answer has no such file", where="name")
         ending = re.sub(r".*(?=\.)", "", name)
@@ -383,15 +380,16 @@ def page_app(offer: Offer, queue: QuestionQueue, token: str, port: int) -> Starl
         raise InputError(_EXTRA, where="serve") from None
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         queue.close()
 
-    async def refused(request: Request, error: Exception) -> Response:
-        del request
+    async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return error_response(error.status_code, error.detail)
+
+    async def not_there(_: Request, error: Exception) -> Response:
+        return error_response(404, **answers.error_document(error))
 
     page = PlannerPage(offer, queue)
     routes = [
@@ -405,7 +403,7 @@ def page_app(offer: Offer, queue: QuestionQueue, token: str, port: int) -> Starl
     return Starlette(
         routes=[Mount(f"/{token}", routes=routes)],
         middleware=[Middleware(Guard, token=token, port=port)],
-        exception_handlers={HTTPException: refused},
+        exception_handlers={HTTPException: refused, InputError: not_there},
         lifespan=lifespan,
     )
 
@@ -437,6 +435,35 @@ def listening(port: int) -> socket.socket:
         what = f"cannot be listened on ({error.strerror}); leave it out for any that is free"
         raise InputError(what, where="--port", value=port) from None
     return listener
+
+
+def prompt_protocol() -> type[asyncio.Protocol]:
+    """HTTP of uvicorn for senders that are prompt; by itself it waits for the rest of a head for ever."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class PromptProtocol(H11Protocol):
+        deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.await_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.await_head()
+
+        def await_head(self) -> None:
+            """Hangs up in a while if no whole head has come; each piece of one does not begin it anew."""
+            if self.conn.their_state is h11.IDLE:
+                if self.deadline is None:
+                    hang_up = self.timeout_keep_alive_handler
+                    self.deadline = self.loop.call_later(SENDING_S, hang_up)
+            elif self.deadline is not None:
+                self.deadline.cancel()
+                self.deadline = None
+
+    return PromptProtocol
 
 
 def serve_page(
@@ -476,7 +503,7 @@ def serve_page(
         when_ready()
         config = uvicorn.Config(
             page_app(offer, queue, token, listener.getsockname()[1]),
-            http="h11",
+            http=prompt_protocol(),
             ws="none",
             loop="asyncio",
             access_log=False,

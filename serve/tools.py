@@ -11,8 +11,9 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack, get_type_hints
 
 from pydantic import Field
 
@@ -73,6 +74,64 @@ Words = Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=
 Seconds = Annotated[float, Field(ge=1, le=LONGEST_S)]
 
 
+class PlanArguments(TypedDict, total=False):
+    """What a program may say of a plan; what it must is what `PlanQuestion` has no default for."""
+
+    model: Name
+    cluster: Name
+    global_batch: int
+    seq_len: int
+    gpus: int | None
+    precision: str
+    optimizer: str
+    framework: str
+    pin: dict[str, int | str] | None
+    forbid: Words | None
+    without: Words | None
+    allow: Words | None
+    train: Literal["full", AdapterMethod]
+    reserve_gib: float | None
+    tokens: float | None
+    days: float | None
+    gpu_hour_price: float | None
+    time_limit_s: Seconds
+
+
+class FewestArguments(PlanArguments, total=False):
+    """Those of the fewest GPUs: a target beside."""
+
+    step_time_s: float | None
+    tokens_per_s: float | None
+
+
+Tool = TypeVar("Tool", bound=Callable[..., dict[str, Any]])
+
+
+def _with_arguments_of(
+    kind: type[PlanQuestion], arguments: type, limit_s: float
+) -> Callable[[Tool], Tool]:
+    """A decorator: the signature of a tool names each argument, with the default of its question; `limit_s`
+    is the default of its time.
+    """
+    defaults = {name: field.default or None for name, field in kind.model_fields.items()}
+    defaults["time_limit_s"] = limit_s
+    parameters = [Parameter("self", Parameter.POSITIONAL_ONLY)]
+    for name, type_of_value in get_type_hints(arguments, include_extras=True).items():
+        is_required = name in kind.model_fields and kind.model_fields[name].is_required()
+        default = Parameter.empty if is_required else defaults[name]
+        parameters.append(
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=type_of_value)
+        )
+
+    shown = Signature(parameters, return_annotation=dict[str, Any])
+
+    def shown_in_full(tool: Tool) -> Tool:
+        tool.__signature__ = shown  # type: ignore[attr-defined]
+        return tool
+
+    return shown_in_full
+
+
 class PlannerTools:
     """The tools: their arguments are what a program is told of them, their docstrings what they are for.
 
@@ -90,28 +149,8 @@ class PlannerTools:
         self._offer, self._queue = offer, queue
         self._folder = None if folder is None else folder.resolve()
 
-    def plan(
-        self,
-        *,
-        model: Name,
-        cluster: Name,
-        global_batch: int,
-        seq_len: int,
-        gpus: int | None = None,
-        precision: str = "bf16",
-        optimizer: str = "adam",
-        framework: str = "megatron",
-        pin: dict[str, int | str] | None = None,
-        forbid: Words | None = None,
-        without: Words | None = None,
-        allow: Words | None = None,
-        train: Literal["full", AdapterMethod] = "full",
-        reserve_gib: float = 0.0,
-        tokens: float | None = None,
-        days: float | None = None,
-        gpu_hour_price: float | None = None,
-        time_limit_s: Seconds = USUAL_S,
-    ) -> dict[str, Any]:
+    @_with_arguments_of(PlanQuestion, PlanArguments, USUAL_S)
+    def plan(self, **arguments: Unpack[PlanArguments]) -> dict[str, Any]:
         """Find the fastest layout of a model on a cluster, with a proof.
 
         gpus: the first so many GPUs, all of the cluster's when absent. pin fixes choices, such as {"tp": 8,
@@ -119,38 +158,21 @@ class PlannerTools:
         what software is not there, such as ["deepep"]; allow permits what changes the numbers of the run,
         such as ["fp8-params"]. tokens, days and gpu_hour_price ask for days, dollars and kWh of the training.
         """
-        return self._search(_answer_plan, PlanQuestion, {**locals(), "top": 1})
+        limit_s = arguments.get("time_limit_s", USUAL_S)
+        return self._search(_answer_plan, PlanQuestion, {**arguments, "top": 1}, limit_s)
 
-    def recommend(
-        self,
-        *,
-        model: Name,
-        cluster: Name,
-        global_batch: int,
-        seq_len: int,
-        gpus: int | None = None,
-        step_time_s: float | None = None,
-        tokens_per_s: float | None = None,
-        tokens: float | None = None,
-        days: float | None = None,
-        gpu_hour_price: float | None = None,
-        precision: str = "bf16",
-        optimizer: str = "adam",
-        framework: str = "megatron",
-        pin: dict[str, int | str] | None = None,
-        forbid: Words | None = None,
-        without: Words | None = None,
-        allow: Words | None = None,
-        train: Literal["full", AdapterMethod] = "full",
-        time_limit_s: Seconds = LONGEST_S,
-    ) -> dict[str, Any]:
+    @_with_arguments_of(FewestQuestion, FewestArguments, LONGEST_S)
+    def recommend(self, **arguments: Unpack[FewestArguments]) -> dict[str, Any]:
         """Find the fewest GPUs, at most gpus, on which a model reaches a target.
 
         The target is one of: step_time_s, seconds of a step at most; tokens_per_s, at least; or tokens with
         days, in which they are to be trained. What else it takes is said of `plan`.
         """
-        by_days = step_time_s is None and tokens_per_s is None and days is not None
-        return self._search(_answer_fewest, FewestQuestion, locals())
+        stated = {name for name, value in arguments.items() if value is not None}
+        by_days = "days" in stated and not stated & {"step_time_s", "tokens_per_s"}
+        limit_s = arguments.get("time_limit_s", LONGEST_S)
+        fields = {**arguments, "by_days": by_days}
+        return self._search(_answer_fewest, FewestQuestion, fields, limit_s)
 
     def estimate(self, run: dict[str, Any]) -> dict[str, Any]:
         """Price one fully given configuration: step time, its parts, memory of each pipeline rank. No search.
@@ -203,16 +225,11 @@ class PlannerTools:
         return self._ask(_answer_verify, {"path": str(path)}, LONGEST_S)
 
     def _search(
-        self, function: Function, kind: type[PlanQuestion], arguments: Fields
+        self, function: Function, kind: type[PlanQuestion], fields: Fields, limit_s: float
     ) -> dict[str, Any]:
-        """The answer to a question of this kind, whose fields are the arguments of a tool.
-
-        Those that are left out have the question's own defaults.
-        """
-        limit_s = arguments["time_limit_s"]
-        beside = ("self", "time_limit_s")
-        stated = ((name, each) for name, each in arguments.items() if name not in beside)
-        said = {name: each for name, each in stated if each is not None}
+        """The answer to a question of this kind; fields that are null have the question's own defaults."""
+        said = {name: each for name, each in fields.items() if each is not None}
+        said.pop("time_limit_s", None)
         question = read_question(kind, {**said, "time_limit": limit_s})
         return self._ask(function, self._offer.resolved(question), limit_s)
 
@@ -345,6 +362,7 @@ def tool_server(tools: PlannerTools) -> Any:
             except MeshwrightError as error:
                 raise tool_error(message_of(error)[0]) from None
 
+        answer.__signature__ = signature(tool, eval_str=True)  # type: ignore[attr-defined]
         return answer
 
     offered = [tool_class.from_function(told(getattr(tools, name))) for name in TOOLS]
@@ -410,15 +428,13 @@ def _answer_fewest(fields: Fields, say: Say) -> Answer:
     return {"answer": answer, "texts": {"plan.yaml": plan_text(plan)}}
 
 
-def _answer_estimate(fields: Fields, say: Say) -> Answer:
-    del say
+def _answer_estimate(fields: Fields, _: Say) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         runs = api.estimate(_written(folder, "runs.json", fields["runs"]))
     return {"answer": finite({"runs": [run_document(priced) for priced in runs]}), "texts": {}}
 
 
-def _answer_validate(fields: Fields, say: Say) -> Answer:
-    del say
+def _answer_validate(fields: Fields, _: Say) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         report = api.validate(_written(folder, "runs.json", fields["runs"]))
     return {"answer": finite(report.as_document()), "texts": {}}
@@ -435,16 +451,14 @@ def _answer_explain(fields: Fields, say: Say) -> Answer:
     return {"answer": {"text": view_text(explain_view(plan, changes, choices))}, "texts": {}}
 
 
-def _answer_compare(fields: Fields, say: Say) -> Answer:
-    del say
+def _answer_compare(fields: Fields, _: Say) -> Answer:
     plans = answers.plan_of(fields["first"]), answers.plan_of(fields["second"])
     names = ("first", "second")
     document = finite(comparison(plans))
     return {"answer": {**document, "text": view_text(compare_view(names, plans))}, "texts": {}}
 
 
-def _answer_verify(fields: Fields, say: Say) -> Answer:
-    del say
+def _answer_verify(fields: Fields, _: Say) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(fields["path"]) if "path" in fields else None
         document = audit_document(audit_plan(path or _written(folder, "plan.yaml", fields["plan"])))

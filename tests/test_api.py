@@ -220,6 +220,54 @@ WITHOUT = ["cuda-graph", "tp-overlap"]
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda: meshwright.read_plan(None), "plan: must be the path of a file"),  # type: ignore[arg-type]
+        (lambda: meshwright.explain(5), "plan: must be the path of a file"),  # type: ignore[arg-type]
+        (lambda: meshwright.compare([], "x"), "plan: must be the path of a file"),  # type: ignore[arg-type]
+        (lambda: meshwright.compare("x", "x", tokens="1e9"), "tokens: is not a number"),  # type: ignore[arg-type]
+        (lambda: meshwright.sweep("gpt2-xl", over=5, **QUESTION), "--sweep: must be a text such as"),  # type: ignore[arg-type]
+        (lambda: meshwright.sweep("gpt2-xl", over={1: 2}, **QUESTION), "--sweep: must be a text such as"),  # type: ignore[dict-item]
+        (lambda: meshwright.recommend("gpt2-xl", **QUESTION, sizes=8), "sizes: must be a list, got 8"),  # type: ignore[arg-type]
+        (lambda: meshwright.recommend("gpt2-xl", **QUESTION, sizes=["8"]), "sizes: is not a whole number"),  # type: ignore[list-item]
+        (lambda: meshwright.recommend("gpt2-xl", **QUESTION, reserve_gib=5), "reserve_gib: must be a list"),  # type: ignore[arg-type]
+        (lambda: meshwright.plan_batch("x", "y", formats=5), "formats: must be a text, or several"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_other_functions_refuse_values_of_a_wrong_type_in_words(
+    call: Callable[[], object], words: str
+) -> None:
+    """They ended in a TypeError or an AttributeError of Python's own."""
+    with pytest.raises(meshwright.InputError) as raised:
+        call()
+    assert words in str(raised.value)
+
+
+def test_ranks_are_placed_for_objectives_and_weights_that_there_are(tmp_path: Path) -> None:
+    plan = meshwright.plan(
+        "gpt2-xl",
+        cluster="dgx-a100",
+        gpus=2,
+        global_batch=2,
+        seq_len=512,
+        without=WITHOUT,
+        robustness=False,
+    )
+    for changes, words in (
+        ({"objective": 5}, "objective: is not known, got 5; allowed: traffic, spread"),
+        ({"order": None}, "order: is not known"),
+        ({"objective": "spread", "dp_weight": float("nan")}, "dp_weight: must be from 0 to 1"),
+        ({"objective": "spread", "dp_weight": 5.0}, "dp_weight: must be from 0 to 1, got 5.0"),
+    ):
+        asked: dict[str, Any] = dict(changes)
+        with pytest.raises(meshwright.InputError) as raised:
+            meshwright.map(plan, **asked)
+        assert words in str(raised.value)
+    with pytest.raises(meshwright.InputError, match="cannot be used as a folder"):
+        meshwright.save(plan, str(tmp_path / "a\0b"))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
         (lambda: meshwright.plan("llama-3-8b", **QUESTION, precison="fp8"), "'precision'"),  # type: ignore[call-arg]
         (lambda: meshwright.plan("llama-3-8b", **QUESTION, framework="megatorn"), "'megatron'"),  # type: ignore[arg-type]
         (lambda: meshwright.plan("llama-3-8b", **QUESTION, pin={"mikro_batch": 1}), "'micro_batch'"),

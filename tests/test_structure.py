@@ -66,6 +66,7 @@ MAY_IMPORT["api"] = BELOW
 MAY_IMPORT["serve"] = BELOW | {"api"}
 MAY_IMPORT["commands"] = BELOW | {"api", "serve"}
 MAY_IMPORT["cli"] = BELOW | {"api", "commands"}
+MAY_IMPORT["__main__"] = {"cli"}
 SOLVER_ROOMS = {room for room in MAY_IMPORT if room.startswith("planner.")} | {"constraints"}
 PRINTING_ROOMS = {"cli", "commands"}
 PACKAGE = "meshwright"

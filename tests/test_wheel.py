@@ -7,6 +7,7 @@ import shutil
 import site
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from tests.places import ROOT
 from tests.test_structure import module_name, modules
 
+TESTED = ("3.11", "3.12", "3.13")
 ONE_LINE = (
     "import meshwright; print(meshwright.plan('llama-3-8b', cluster='dgx-h100', gpus=8, global_batch=128, "
     "seq_len=8192, framework='fsdp2', robustness=False).predicted.step_time_s, meshwright.__file__)"
@@ -46,12 +48,18 @@ def sources(folder: Path) -> Path:
     return folder
 
 
+def built(folder: Path) -> Path:
+    """The wheel of the tree."""
+    tree = sources(folder / "tree")
+    build = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q")
+    done(*build, "-w", str(folder), str(tree), folder=folder)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_alone_and_works_anywhere(tmp_path: Path) -> None:
-    tree = sources(tmp_path / "tree")
-    build = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q")
-    done(*build, "-w", str(tmp_path), str(tree), folder=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel = built(tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
     assert {name.split("/")[0].split("-")[0] for name in names} == {"meshwright"}
@@ -91,4 +99,54 @@ def test_the_wheel_holds_the_package_alone_and_works_anywhere(tmp_path: Path) ->
     python = str(home / "bin" / "python")
     step_s, where = done(python, "-c", ONE_LINE, folder=away).split(maxsplit=1)
     assert float(step_s) > 0
+    assert "Usage: meshwright" in done(python, "-m", "meshwright", "--help", folder=away)
     assert Path(where.strip()).is_relative_to(home)
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of that version on the path, or among those of pyenv."""
+    candidates = [shutil.which(f"python{version}")]
+    if pyenv := shutil.which("pyenv"):
+        installed = Path(pyenv).resolve().parents[1].glob(f"versions/{version}.*/bin/python")
+        candidates += [str(path) for path in installed]
+    for python in candidates:
+        # A shim of pyenv is there for versions that are not switched on too.
+        if (
+            python
+            and not subprocess.run([python, "-V"], capture_output=True, check=False).returncode
+        ):
+            return python
+    return None
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", TESTED[1:])
+def test_the_wheel_plans_the_same_on_newer_pythons(version: str, tmp_path: Path) -> None:
+    """With what it needs from the package index, at the locked versions, and warnings as errors."""
+    newer = interpreter(version)
+    if newer is None:
+        pytest.skip(f"no Python {version} on the path or among pyenv's")
+    home = tmp_path / "venv"
+    done(newer, "-m", "venv", str(home), folder=tmp_path)
+    python, command = (str(home / "bin" / name) for name in ("python", "meshwright"))
+    lock = str(ROOT / "requirements-dev.lock")
+    install = (sys.executable, str(ROOT / ".ci" / "install.py"), python, "-c", lock)
+    done(*install, str(built(tmp_path)), folder=tmp_path)
+    done(python, "-m", "pip", "check", folder=tmp_path)
+    here, there = (
+        float(done(each, "-W", "error", "-c", ONE_LINE, folder=place).split()[0])
+        for each, place in ((sys.executable, ROOT), (python, tmp_path))
+    )
+    assert there == here
+    words = "plan llama-3-8b --cluster dgx-h100 --gpus 8 --global-batch 128 --seq-len 8192 -o run"
+    done(command, *words.split(), folder=tmp_path)
+    assert "1 of 1 plan holds" in done(command, "verify", "--all", "run", folder=tmp_path)
+
+
+def test_the_tested_pythons_are_those_of_the_classifiers() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    named = [name.rpartition(" :: ")[2] for name in project["classifiers"] if "Python ::" in name]
+    assert named == [*TESTED]
+    assert project["requires-python"] == f">={TESTED[0]}"
+    assert f"tested: {', '.join(TESTED)}" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -63,6 +63,7 @@ from meshwright.planner.plan.verify import wish_faults
 from meshwright.planner.request.choices import BY_NAME, CHOICES, DOUBLED, NUMBERS, OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
+from meshwright.planner.search.space import Space, space_of
 from meshwright.planner.solvers.processes import side_by_side
 
 # Whether a layout lies in the space that a plan's proof speaks of, as the plan prints it.
@@ -111,8 +112,17 @@ class PrintedSpace:
                 if value not in searched:
                     only = ", ".join(map(str, searched))
                     return f"{choice.name} {value} was not searched, only {only}"
+        stages = self._searched.virtual_stages(layout.pp)
+        if layout.vpp not in stages:
+            only = ", ".join(map(str, stages))
+            return f"vpp {layout.vpp} was not searched with pp {layout.pp}, only {only}"
         used = layout.gpus
         return None if used <= space.gpus else f"{used} GPUs, the space has {space.gpus}"
+
+    @cached_property
+    def _searched(self) -> Space:
+        """What no report has: virtual stages go by the ranks of a pipeline."""
+        return space_of(self.request)
 
 
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
@@ -194,7 +204,7 @@ def layout_changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, La
         if now % 2 == 0:
             yield from _with(layout, workload, f"{name} {now} -> {now // 2}", **{name: now // 2})
     yield from _schedules(layout, workload)
-    full = bool(int(layout.recompute) & Recompute.FULL)
+    full = bool(layout.recomputes_layers)
     if int(layout.recompute):
         yield from _with(layout, workload, "recompute -> none", recompute=0, recompute_layers=0)
     if (
@@ -468,7 +478,7 @@ def _settings_of(layout: Layout, before: Layout) -> dict[str, int | str]:
         if value != int(getattr(before, name)):
             changed[name] = value
     if int(layout.recompute) != int(before.recompute):
-        kind = "full" if int(layout.recompute) & Recompute.FULL else "selective"
+        kind = "full" if layout.recomputes_layers else "selective"
         changed["recompute"] = kind if int(layout.recompute) else "none"
     return changed
 
@@ -987,7 +997,7 @@ class _NearPipeline:
     def _rule_fault(self, layout: Layout, execution: Execution) -> str | None:
         """The first rule of any part that a layout breaks however its layers are dealt out, in words."""
         stages = _even_stages(self.pipeline, layout)
-        full = bool(int(layout.recompute) & Recompute.FULL)
+        full = bool(layout.recomputes_layers)
         sized = replace(layout, recompute_layers=min(min(stages)) if full else 0)
         for index, part in enumerate(self.request.parts):
             finished = FinishedPlan(
@@ -1014,7 +1024,7 @@ class _NearPipeline:
 
 def _of_any_amount(layout: Layout) -> Layout:
     """The layout with its number of recomputed layers left open, as kernels have it."""
-    full = bool(int(layout.recompute) & Recompute.FULL)
+    full = bool(layout.recomputes_layers)
     return replace(layout, recompute_layers=ALL_LAYERS if full else 0)
 
 
@@ -1043,7 +1053,7 @@ def _with_even_layers(pipeline: Pipeline) -> PartsNeighbour | None:
     have room.
     """
     even = _even_stages(pipeline, pipeline.layout)
-    full = bool(int(pipeline.layout.recompute) & Recompute.FULL)
+    full = bool(pipeline.layout.recomputes_layers)
     is_uniform = not full or len(set(even)) == 1
     if sorted(even) == sorted(pipeline.stages) or not is_uniform:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import ceil, inf
 from typing import Any, NamedTuple
 
@@ -11,19 +12,19 @@ import numpy as np
 from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.reader import load_device, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec
+from meshwright.costmodel.adapters import INT8_SPEED, adapted_outputs, frozen_passes_s, widening_s
+from meshwright.costmodel.attention import latent_shapes, projected_outputs
 from meshwright.costmodel.data_parallel import bucket_parameters
 from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.kernels import Rates, gemm_s
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.rates import (
-    calibrated_constants,
-    device_rates,
-    kernel_rates,
-    named_constants,
-    peak_flops,
-)
+from meshwright.costmodel.layout import Floats, Ints
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rank_load import Stages
+from meshwright.costmodel.rates import device_rates, named_constants, peak_flops
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.states import rank_parameters
+from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.textbook import (
     ELEMENT_BYTES,
     data_parallel_flop_per_byte,
@@ -31,14 +32,14 @@ from meshwright.costmodel.textbook import (
     regime,
     ridge_flop_per_byte,
 )
+from meshwright.costmodel.volumes import group_traffic
 from meshwright.errors import InfeasibleError, InputError, check_choice
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.model_specs.adapters import LATENT_DOWN, LATENT_UP
 from meshwright.model_specs.blocks import ATTENTION_NAMES, FULL
-from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import workload_of_plan
-from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_document
 
 RESULT_BYTES = 2.0
@@ -55,6 +56,10 @@ class KernelShape(NamedTuple):
     depth: float
     groups: float = 1.0
     sixteen_bit: bool = False
+    eight_bit: bool = False
+    """Whether its inputs are 8-bit integers, whatever the run's precision."""
+    attained_s: float | None = None
+    """What it takes in a step where `kernels.gemm_s` alone does not say so."""
 
 
 def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> dict[str, Any]:
@@ -154,15 +159,18 @@ def product_under_roof(
     m, n, k, groups = product.rows, product.columns, product.depth, product.groups
     if product.sixteen_bit and ELEMENT_BYTES[precision] < 2.0:
         precision = "bf16"
+    faster = INT8_SPEED if product.eight_bit else 1.0
     flop = 2.0 * m * n * k
-    moved_bytes = ELEMENT_BYTES[precision] * (m * k + k * n) + RESULT_BYTES * m * n
+    moved_bytes = ELEMENT_BYTES[precision] / faster * (m * k + k * n) + RESULT_BYTES * m * n
     intensity = flop / moved_bytes
-    peak, bytes_per_s = peak_flops(spec, precision), spec.hbm_gb_per_s * 1e9
+    peak, bytes_per_s = faster * peak_flops(spec, precision), spec.hbm_gb_per_s * 1e9
     ridge = float(ridge_flop_per_byte(peak, bytes_per_s))
     attainable = min(peak, intensity * bytes_per_s)
-    launch_s = gemm_s(m, n, k, rates, groups=groups, sixteen_bit=product.sixteen_bit)
+    launch_s: Floats | None = product.attained_s
+    if launch_s is None:
+        launch_s = gemm_s(m, n, k, rates, groups=groups, sixteen_bit=product.sixteen_bit)
     seconds = float(np.asarray(launch_s)) / groups
-    attained_flops = rates.head_gemm_flops if product.sixteen_bit else rates.gemm_flops
+    attained_flops = rates.head_gemm_flops if product.sixteen_bit else faster * rates.gemm_flops
     return {
         "m": m,
         "n": n,
@@ -189,7 +197,7 @@ def product_under_roof(
 #
 # A step of N parameters on a rank takes 6 N tokens FLOP and moves each of N gradients twice, so that the
 # ratio of a dense model depends on the tokens alone: CCR = 3 tokens / gradient bytes. Against the ridge
-# CCR* = peak FLOP/s over bytes/s it says what bounds the step.
+# CCR* = peak FLOP/s over bytes/s it says what bounds the step. Of a plan its own bytes count, level by level.
 
 
 ADVICE = {
@@ -199,6 +207,25 @@ ADVICE = {
     "compute-bound": "nothing to gain from the network: look at kernels and precision",
 }
 """What helps, by regime."""
+ADVICE_OF_EACH = "larger micro-batches, or shard less: every micro-batch sends this again"
+"""Where more micro-batches do not help."""
+
+
+class Exchange(NamedTuple):
+    """FLOP of a rank for each of its sequences; bytes that it sends in a step, and for each besides."""
+
+    flop: float
+    step_bytes: float
+    sequence_bytes: float = 0.0
+
+    def flop_per_byte(self, batch: float) -> float:
+        """Intensity of so many sequences of a rank and step, above 0."""
+        return self.flop * batch / (self.step_bytes + self.sequence_bytes * batch)
+
+    def batch_of(self, flop_per_byte: float) -> float | None:
+        """Sequences of a rank and step from which on an intensity is reached; None where none are enough."""
+        gained = self.flop - flop_per_byte * self.sequence_bytes
+        return flop_per_byte * self.step_bytes / gained if gained > 0 else None
 
 
 def network_roofline(
@@ -244,44 +271,54 @@ def network_roofline(
         )
     if not 0 < efficiency < 1:
         raise InputError("must be above 0 and below 1", where="--efficiency", value=efficiency)
-    rows = {
-        batch: float(data_parallel_flop_per_byte(batch * seq_len, gradient_bytes))
-        for batch in batches
-    }
-    levels = []
-    for name, rate in bytes_per_s.items():
-        ridge = float(ridge_flop_per_byte(peak_flops, rate))
-        critical = ridge / float(data_parallel_flop_per_byte(seq_len, gradient_bytes))
-        of_batches = [_batch(batch, ratio, ridge) for batch, ratio in rows.items()]
-        levels.append(
-            {
-                "level": name,
-                "gb_per_s": rate / 1e9,
-                "ridge_flop_per_byte": ridge,
-                "critical_batch": critical,
-                f"batch_{100 * efficiency:.4g}": {
-                    "overlapped": critical * efficiency,
-                    "serial": critical * efficiency / (1.0 - efficiency),
-                },
-                "batches": of_batches,
-            }
-        )
+    ratio = float(data_parallel_flop_per_byte(seq_len, gradient_bytes))
+    exchanges = dict.fromkeys(bytes_per_s, Exchange(ratio, 1.0))
     return {
         "efficiency_wished": efficiency,
         "peak_tflops": peak_flops / 1e12,
         "seq_len": seq_len,
         "gradient_bytes": gradient_bytes,
-        "levels": levels,
+        "levels": _levels(peak_flops, bytes_per_s, exchanges, batches, efficiency),
     }
 
 
-def _batch(batch: float, ratio: float, ridge: float) -> dict[str, Any]:
+def _levels(
+    peak_flops: float,
+    bytes_per_s: Mapping[str, float],
+    exchanges: Mapping[str, Exchange],
+    batches: Sequence[float],
+    efficiency: float,
+) -> list[dict[str, Any]]:
+    """Ridge, critical batch and batches of every level, each with what crosses it."""
+    levels = []
+    for name, rate in bytes_per_s.items():
+        exchange = exchanges[name]
+        ridge = float(ridge_flop_per_byte(peak_flops, rate))
+        levels.append(
+            {
+                "level": name,
+                "gb_per_s": rate / 1e9,
+                "ridge_flop_per_byte": ridge,
+                "critical_batch": exchange.batch_of(ridge),
+                f"batch_{100 * efficiency:.4g}": {
+                    "overlapped": exchange.batch_of(ridge * efficiency),
+                    "serial": exchange.batch_of(ridge * efficiency / (1.0 - efficiency)),
+                },
+                "batches": [_batch(batch, exchange, ridge) for batch in batches],
+            }
+        )
+    return levels
+
+
+def _batch(batch: float, exchange: Exchange, ridge: float) -> dict[str, Any]:
+    ratio = exchange.flop_per_byte(batch)
     bounds = regime(ratio, ridge)
+    each_time = bounds != "compute-bound" and exchange.batch_of(ridge) is None
     return {
         "batch": batch,
         "flop_per_byte": ratio,
         "regime": bounds,
-        "advice": ADVICE[bounds],
+        "advice": ADVICE_OF_EACH if each_time else ADVICE[bounds],
         "efficiency_overlapped": min(1.0, ratio / ridge),
         "efficiency_serial": ratio / (ratio + ridge),
     }
@@ -306,7 +343,8 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
     -------
     dict
         `device`, `precision`, `peak_tflops`, `hbm_gb_per_s`, `memory_ridge_flop_per_byte`; `products`, each
-        with `what`, its shape, FLOP per byte, what bounds it, attainable and attained TFLOP/s;
+        with `what`, its shape, FLOP per byte, what bounds it, attainable and attained TFLOP/s; `compute_s`,
+        what the busiest rank computes in a step, the sum of the parts under `breakdown_s`;
         `batch_of_a_rank`, sequences a step; and `network`, the ridge of every level that gradients cross,
         with the regime at that batch, a quarter and four times of it (None where no gradients are sent);
         a rank's work is that of the experts that its tokens choose, its gradients those of all it holds.
@@ -318,12 +356,12 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
     """
     if plan.layout is None or plan.predicted is None:
         raise InfeasibleError(f"the plan has no layout (status {plan.status}): nothing is computed")
-    layout, inputs = plan.layout, plan.inputs
-    device, precision = inputs.cluster.device, inputs.precision
+    c = _context(plan, plan.layout)
+    device = c.workload.cluster.device
+    precision = c.workload.precision
     peak = peak_flops(device, precision)
-    products = products_of_a_layer(inputs.model, layout, tokens_of_a_sample(inputs))
-    workload = workload_of_plan(plan)
-    rates = kernel_rates(workload, calibrated_constants(workload))
+    parts = plan.predicted.breakdown_s
+    compute_s = {name: parts[name] for name in COMPUTE_PARTS if parts.get(name)}
     return {
         "device": device.name,
         "precision": precision,
@@ -331,98 +369,90 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
         "hbm_gb_per_s": device.hbm_gb_per_s,
         "memory_ridge_flop_per_byte": float(ridge_flop_per_byte(peak, device.hbm_gb_per_s * 1e9)),
         "products": [
-            {"what": what, **product_under_roof(device, product, precision, rates)}
-            for what, product in products.items()
+            {"what": each.name, **product_under_roof(device, each, precision, c.rates)}
+            for each in products_of(c)
         ],
-        "batch_of_a_rank": _batch_of_a_rank(plan, layout),
-        "network": _network(plan, layout, peak),
+        "compute_s": sum(compute_s.values()),
+        "breakdown_s": compute_s,
+        "batch_of_a_rank": plan.inputs.global_batch / (plan.layout.dp * plan.layout.cp),
+        "network": _network(plan, c, peak),
     }
 
 
-def tokens_of_a_sample(inputs: PlanInputs) -> int:
-    """Tokens of a sequence, or of both of a pair.
-
-    Parameters
-    ----------
-    inputs
-        Of a plan.
-    """
-    return STEP_KINDS[inputs.kind].sequences * inputs.seq_len
+def _context(plan: Plan, document: LayoutDoc) -> Context:
+    """What the kernels of a plan are priced with; wherever its groups lie."""
+    layout = layout_from_document(document)
+    workload = workload_of_plan(plan).on(int(layout.gpus))
+    return make_context(workload, layout, nested_placement(workload.cluster, layout))
 
 
-def products_of_a_layer(
-    model: ModelSpec, layout: LayoutDoc, seq_len: int
-) -> dict[str, KernelShape]:
-    """Forward products [m, k] x [k, n] of one micro-batch on one GPU, by what they are for.
-
-    Latent attention projects in several small steps before its heads; of it only the output is listed.
-
-    Parameters
-    ----------
-    model
-        What is trained.
-    layout
-        Degrees and micro-batch.
-    seq_len
-        Tokens of a sample.
-
-    Returns
-    -------
-    dict
-        By name. Of experts the mean rows of one expert, were all as popular.
-    """
-    tokens = layout.micro_batch * seq_len / layout.cp
-    products = _products(model, tokens, (layout.tp, layout.etp, layout.ep))
-    return {_PRODUCTS_OF_A_PLAN.get(each.name, each.name): each for each in products}
-
-
-_PRODUCTS_OF_A_PLAN = {
-    "MLP up": "feed-forward up",
-    "MLP down": "feed-forward down",
-    "experts up": "expert up",
-    "experts down": "expert down",
-    "LM head": "output head",
-}
-"""Other names of products, in the documents of plans."""
-
-
-def _batch_of_a_rank(plan: Plan, layout: LayoutDoc) -> float:
-    """Sequences whose gradients a rank adds up before they are exchanged."""
-    return plan.inputs.global_batch / (layout.dp * layout.cp)
-
-
-def _network(plan: Plan, layout: LayoutDoc, peak: float) -> dict[str, Any] | None:
+def _network(plan: Plan, c: Context, peak: float) -> dict[str, Any] | None:
+    """Gradients and gathered weights of a rank under the levels that they cross, by the plan's own bytes."""
     assert plan.predicted is not None
-    crossed = {level.level for level in plan.predicted.level_traffic if level.by_axis.get("dp")}
+    assert plan.layout is not None
+    sent = {row.level: row.by_axis.get("dp", 0.0) for row in plan.predicted.level_traffic}
+    rates = nominal_level_rates(plan.inputs.cluster)
+    crossed = {name: rate for name, rate in rates.items() if sent.get(name)}
     if not crossed:
         return None
-    rates = nominal_level_rates(plan.inputs.cluster)
-    workload = workload_of_plan(plan)
-    batch = _batch_of_a_rank(plan, layout)
-    sent_bytes = float(calibrated_constants(workload).framework.gradient_bytes)
-    document = network_roofline(
-        peak,
-        {name: rate for name, rate in rates.items() if name in crossed},
-        seq_len=tokens_of_a_sample(plan.inputs),
-        batches=[factor * batch for factor in BATCH_FACTORS],
-        gradient_bytes=sent_bytes / _work_of_a_gradient(workload.model, layout),
-    )
-    return document | {"gradient_bytes": sent_bytes}
+    batch = plan.inputs.global_batch / (plan.layout.dp * plan.layout.cp)
+    tokens = STEP_KINDS[plan.inputs.kind].sequences * plan.inputs.seq_len
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    flop = tokens * _flop_of_a_token(c, stages)
+    once = _sent_once(c, stages)
+    exchanges = {
+        name: Exchange(
+            flop=flop,
+            step_bytes=once * sent[name],
+            sequence_bytes=(1.0 - once) * sent[name] / batch,
+        )
+        for name in crossed
+    }
+    batches = [factor * batch for factor in BATCH_FACTORS]
+    efficiency = 0.9
+    return {
+        "efficiency_wished": efficiency,
+        "peak_tflops": peak / 1e12,
+        "seq_len": tokens,
+        "gradient_bytes": float(c.constants.framework.gradient_bytes),
+        "levels": _levels(peak, crossed, exchanges, batches, efficiency),
+    }
 
 
-def _work_of_a_gradient(model: ModelSpec, layout: LayoutDoc) -> float:
-    """Parameters that a token works with on the mean rank, over gradients that the rank exchanges.
+def _flop_of_a_token(c: Context, stages: Stages) -> float:
+    """FLOP of the products of the rank with the most parameters, for each token of its replica.
 
-    1 of a dense model. Of a layer's E experts, E / ep on a rank, tokens work with k each; a tensor group
-    shares its tokens among etp. Experts that no other rank has are not exchanged.
+    6 a parameter (Kaplan et al. 2020, arXiv 2001.08361, section 2.1); of a frozen one 4, as it has no
+    gradient, and 6 of each that an adapter adds; 2 for each pass that scores. Of a layer's E experts, E / ep
+    on a rank, tokens work with k each; a tensor group shares its tokens among etp.
     """
-    moe = model.moe
-    if moe is None:
-        return 1.0
-    plain = layout_from_document(layout)
-    dense, experts = (float(np.asarray(part)) for part in rank_parameters(model, plain, None))
-    share = moe.top_k * layout.expert_group / (layout.tp * moe.experts)
-    return (dense + share * experts) / (dense + (experts if int(plain.edp) > 1 else 0.0))
+    workload = c.workload
+    layout = c.layout
+    share = 1.0
+    moe = workload.model.moe
+    if moe is not None:
+        share = moe.top_k * int(np.asarray(layout.expert_group)) / (int(layout.tp) * moe.experts)
+    held = rank_parameters(workload.model, layout, stages)
+    passes = (6.0 if workload.adapters is None else 4.0) + 2.0 * workload.scoring_passes
+    adapters = 0.0 if workload.adapters is None else 6.0
+    return sum(
+        works * float(np.max(part)) * (passes + adapters * trained)
+        for part, trained, works in zip(held, workload.trained_shares, (1.0, share), strict=True)
+    )
+
+
+def _sent_once(c: Context, stages: Stages) -> float:
+    """Share of the bytes of data parallelism that a step sends whatever the number of its micro-batches."""
+    twice = replace(c.layout, num_micro_batches=2 * np.asarray(c.layout.num_micro_batches))
+    own = _gradient_bytes(c, stages)
+    doubled = _gradient_bytes(replace(c, layout=twice), stages)
+    return max(2.0 - doubled / own, 0.0) if own else 1.0
+
+
+def _gradient_bytes(c: Context, stages: Stages) -> float:
+    sent = group_traffic(c, stages)
+    dense = sent.gradients + sent.gradients_between
+    return dense + sent.expert_gradients + sent.expert_gradients_between
 
 
 # The matrix products of a plan's layers under the roofline of its device.
@@ -455,9 +485,54 @@ def roofline_of(c: Context) -> dict[str, Any]:
     }
 
 
-def _attention_widths(model: ModelSpec, tp: int) -> Iterator[tuple[str, float | None, float]]:
-    """Name of attention of each kind with heads of its own, and its widths on a tensor rank: what its inputs
-    are projected to, None of latent attention, and what its output is projected from."""
+def products_of(c: Context) -> Iterator[KernelShape]:
+    """The large products of a layer of each kind, of the adapters beside them, and of the LM head.
+
+    Parameters
+    ----------
+    c
+        Of one layout, in plain numbers. Of experts the mean rows of one, were all as popular.
+    """
+    model = c.workload.model
+    tokens = _number(c.tokens)
+    tp, etp, ep = (_number(x) for x in (c.layout.tp, c.layout.etp, c.layout.ep))
+    hidden = model.hidden
+    if (mamba := model.state_space) is not None:
+        inputs, width = mamba.projected_width / tp, mamba.width / tp
+        yield from _linear(c, f"{mamba.title} inputs", tokens, hidden, {"in_proj": inputs})
+        yield from _linear(c, f"{mamba.title} output", tokens, width, {"out_proj": hidden})
+    yield from _attention_products(c)
+    if model.has_dense_feed_forward:
+        yield from _feed_forward_products(c, "MLP", model.ffn_hidden / tp)
+    moe = model.moe
+    if moe is not None:
+        if moe.shared_width:
+            yield from _feed_forward_products(c, "shared expert", moe.shared_width / tp)
+        experts, width, outside = moe.experts / ep, moe.moe_ffn_hidden / etp, model.routed_width
+        rows = tokens / tp * moe.top_k * etp / experts
+        if moe.latent_size is not None:
+            own = tokens / tp
+            yield from _linear(c, "projection to experts", own, hidden, {LATENT_DOWN: outside})
+            yield from _linear(c, "projection from experts", own, outside, {LATENT_UP: hidden})
+        inner = (2 if model.gated else 1) * width
+        for name, columns, depth in (("up", inner, outside), ("down", outside, width)):
+            each = KernelShape(f"experts {name}", rows, columns, depth, experts)
+            grouped_s = gemm_s(rows, columns, depth, c.rates, groups=experts)
+            widened_s = widening_s(c, experts * columns * depth)
+            yield each._replace(attained_s=_number(grouped_s + widened_s))
+    if c.workload.step_kind.has_vocabulary_head:
+        yield KernelShape("LM head", tokens, model.vocab / tp, hidden, sixteen_bit=True)
+
+
+def _number(value: Floats | Ints) -> float:
+    """Of one layout."""
+    return float(np.asarray(value))
+
+
+def _attention_products(c: Context) -> Iterator[KernelShape]:
+    """Projections of attention of each kind with heads of its own."""
+    model = c.workload.model
+    tokens = _number(c.tokens)
     if not model.blocks.attention:
         return
     kinds = {"attention": model}
@@ -465,51 +540,49 @@ def _attention_widths(model: ModelSpec, tp: int) -> Iterator[tuple[str, float | 
         if letter != FULL and kind.attention is None:
             kinds[f"{ATTENTION_NAMES[letter]} attention"] = kind
     for name, kind in kinds.items():
-        of_head = kind.qk_head_dim + (0 if kind.values_are_keys else kind.v_head_dim)
-        key_value = 0.0 if kind.reuses else max(kind.kv_heads / tp, 1.0) * of_head
-        inputs = None if kind.attention else kind.heads / tp * kind.qk_head_dim + key_value
-        yield name, inputs, kind.heads / tp * kind.v_head_dim
+        own = replace(c, workload=c.workload.of_kind(kind))
+        if kind.attention is None:
+            yield from _linear(own, f"{name} inputs", tokens, kind.hidden, projected_outputs(own))
+        else:
+            shared = tokens / _number(own.sequence_shards)
+            for rows, matrices in zip((shared, tokens), latent_shapes(own), strict=True):
+                for matrix, columns, depth in matrices:
+                    yield from _linear(own, f"{name} {matrix}", rows, depth, {matrix: columns})
+        width = kind.heads / _number(c.layout.tp) * kind.v_head_dim
+        yield from _linear(own, f"{name} output", tokens, width, {"o_proj": kind.hidden})
 
 
-def products_of(c: Context) -> Iterator[KernelShape]:
-    """The large products of a layer and the LM head; of latent attention the output alone.
-
-    Parameters
-    ----------
-    c
-        Of one layout, in plain numbers.
-    """
-    degrees = int(c.layout.tp), int(c.layout.etp), int(c.layout.ep)
-    return _products(c.workload.model, float(np.asarray(c.tokens)), degrees)
+def _feed_forward_products(c: Context, name: str, width: float) -> Iterator[KernelShape]:
+    tokens = _number(c.tokens)
+    model = c.workload.model
+    names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
+    yield from _linear(c, f"{name} up", tokens, model.hidden, dict.fromkeys(names, width))
+    yield from _linear(c, f"{name} down", tokens, width, {"down_proj": model.hidden})
 
 
-def _products(
-    model: ModelSpec, tokens: float, degrees: tuple[int, int, int]
+def _linear(
+    c: Context, name: str, tokens: float, depth: float, outputs: Mapping[str, Floats]
 ) -> Iterator[KernelShape]:
-    """The same of so many tokens of a micro-batch, on ranks of the degrees tp, etp and ep."""
-    hidden, (tp, etp, ep) = model.hidden, degrees
-    if (mamba := model.state_space) is not None:
-        yield KernelShape(f"{mamba.title} inputs", tokens, mamba.projected_width / tp, hidden)
-        yield KernelShape(f"{mamba.title} output", tokens, hidden, mamba.width / tp)
-    for name, inputs_width, output_width in _attention_widths(model, tp):
-        if inputs_width is not None:
-            yield KernelShape(f"{name} inputs", tokens, inputs_width, hidden)
-        yield KernelShape(f"{name} output", tokens, hidden, output_width)
-    matrices = 2 if model.gated else 1
-    if model.has_dense_feed_forward:
-        width = model.ffn_hidden / tp
-        yield KernelShape("MLP up", tokens, matrices * width, hidden)
-        yield KernelShape("MLP down", tokens, hidden, width)
-    moe = model.moe
-    if moe is not None:
-        experts, width, outside = moe.experts / ep, moe.moe_ffn_hidden / etp, model.routed_width
-        rows = tokens / tp * moe.top_k * etp / experts
-        if moe.latent_size is not None:
-            yield KernelShape("projection to experts", tokens / tp, outside, hidden)
-            yield KernelShape("projection from experts", tokens / tp, hidden, outside)
-        yield KernelShape("experts up", rows, matrices * width, outside, experts)
-        yield KernelShape("experts down", rows, outside, width, experts)
-    yield KernelShape("LM head", tokens, model.vocab / tp, hidden, sixteen_bit=True)
+    """Matrices that share an input, as `feed_forward.linear` runs them forward: one product, and of each
+    adapter beside them one to its rank and one from it.
+    """
+    columns = float(sum(np.asarray(width) for width in outputs.values()))
+    product = KernelShape(name, tokens, columns, depth)
+    adapters = c.workload.adapters
+    if adapters is None:
+        yield product
+        return
+    passes = frozen_passes_s(c, tokens, columns, depth, len(outputs))
+    yield product._replace(
+        eight_bit=adapters.base_bits == 8,
+        attained_s=_number(passes.forward),
+    )
+    rank = float(adapters.rank)
+    widths = dict.fromkeys(_number(width) for width in adapted_outputs(c.workload, outputs))
+    if widths:
+        yield KernelShape(f"{name}, {depth:g} to {rank:g}", tokens, rank, depth, sixteen_bit=True)
+    for width in widths:
+        yield KernelShape(f"{name}, {rank:g} to {width:g}", tokens, width, rank, sixteen_bit=True)
 
 
 def _point(product: KernelShape, c: Context) -> dict[str, Any]:
@@ -527,7 +600,10 @@ def _point(product: KernelShape, c: Context) -> dict[str, Any]:
 # What a plan's communication hides beside its compute, axis by axis.
 
 
-COMPUTE_PARTS = ("gemm", "attention", "memory_bound", "head", "recompute", "optimizer")
+COMPUTE_PARTS = (
+    *("gemm", "expert_gemm", "attention", "memory_bound", "head", "image_encoder"),
+    *("recompute", "scoring", "optimizer"),
+)
 """Parts of the breakdown in which a GPU computes."""
 EXPOSED_PARTS = {axis: (f"{axis}_comm",) for axis in MEGATRON_DEFAULT} | {"pp": ("pipeline_p2p",)}
 """Parts of the breakdown in which nothing hides an axis' communication."""
@@ -537,8 +613,8 @@ def plan_overlap(plan: Plan) -> dict[str, Any]:
     """R = T_comm / T_comp of every axis that sends, and how much of it runs beside compute.
 
     T_comm is the time that a GPU's share of the links carries the axis' bytes, over all levels; T_comp what
-    the mean GPU computes in a step; hidden is 1 less exposed over T_comm, at least 0: start-ups and waiting
-    for the slowest member are exposed without keeping a link busy.
+    the busiest GPU computes in a step; hidden is 1 less exposed over T_comm, at least 0: start-ups and
+    waiting for the slowest member are exposed without keeping a link busy.
 
     Parameters
     ----------
@@ -575,11 +651,15 @@ def _gradient_buckets(plan: Plan) -> dict[str, Any] | None:
     layout = layout_from_document(plan.layout)
     workload = workload_of_plan(plan).on(int(layout.gpus))
     stack = stack_constants(workload)
-    parameters = float(np.asarray(bucket_parameters(workload, stack, layout)))
+    parameters = _number(bucket_parameters(workload, stack, layout))
     if not parameters or not workload.dp_overlap:
         return None
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
-    largest = max(float(np.max(part)) for part in rank_parameters(workload.model, layout, stages))
+    held = rank_parameters(workload.model, layout, stages)
+    largest = max(
+        share * float(np.max(part))
+        for part, share in zip(held, workload.trained_shares, strict=True)
+    )
     return {
         "bucket_mb": stack.gradients_mb(min(parameters, largest)),
         "count": ceil(largest / parameters),

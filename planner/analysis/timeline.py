@@ -1,8 +1,8 @@
 """A step of a plan as a timeline: every pass on every pipeline rank, then what follows the pipeline.
 
 Passes are played in the order of the schedule (`costmodel.simulator`) with the times of the cost
-model's layers. Pipelines through parts are priced so; the closed form that priced other plans may differ a
-little on uneven stages, and the document says both.
+model's layers. Pipelines through parts and of unlike layers are priced so; the closed form that priced other
+plans may be a little longer on uneven stages, and the document says both.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from meshwright.costmodel.volumes import (
     operations_of_a_step,
 )
 from meshwright.costmodel.workload import Workload
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError, InputError, check_choice
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.mapping.cuts import (
     MICRO_BATCHES,
@@ -123,8 +123,7 @@ def map_plan(
         Seconds of the search, above 0.
     """
     for name, value, allowed in (("objective", objective, OBJECTIVES), ("order", order, ORDERS)):
-        if value not in allowed:
-            raise InputError(f"{name}: {value[:40]!r} is not known; allowed: {', '.join(allowed)}")
+        check_choice(value, allowed, name, "is not known")
     if not 0 <= spares <= MOST_SPARES:
         raise InputError(f"spares: {spares} is out of range (nodes); allowed: 0 to {MOST_SPARES}")
     cluster = cluster or plan.inputs.cluster
@@ -389,6 +388,7 @@ def mapping_document(mapped: MappedPlan) -> dict[str, Any]:
         "spread_certificate": None if spread is None else _certificate_document(spread),
         "slots": {
             "gpus": mapped.instance.slots.gpus,
+            "gpus_per_node": mapped.plan.inputs.cluster.gpus_per_node,
             "stages": problem.stages,
             "per_stage": problem.slots,
             "leaves": len(problem.leaf_slots),
@@ -639,7 +639,8 @@ def _axis_document(traffic: PlanTraffic, axis: str, kind: AxisPattern) -> dict[s
         level.level: level.by_axis[axis] for level in traffic.levels if axis in level.by_axis
     }
     if axis == "ep":
-        row["busiest_receiver_over_mean"] = receive_imbalance(traffic)
+        workload, ep = traffic.use.context.workload, int(traffic.layout.ep)
+        row["busiest_receiver_over_mean"] = float(np.asarray(workload.imbalance(ep)))
     return row
 
 
@@ -761,17 +762,6 @@ def parts_traffic(plan: MixedPlan) -> PartsTraffic:
         )
     ranks = int(pipeline.layout.gpus)
     return PartsTraffic(parts=parts, between=tuple(between), axes=tuple(axes), ranks=ranks)
-
-
-def receive_imbalance(traffic: PlanTraffic) -> float:
-    """What the rank with the hottest experts receives, over the mean.
-
-    Parameters
-    ----------
-    traffic
-        Of a layout with experts; 1 where all are equally popular.
-    """
-    return float(np.asarray(traffic.use.context.workload.imbalance(int(traffic.layout.ep))))
 
 
 def _groups_document(use: MappingUse) -> dict[str, Any]:

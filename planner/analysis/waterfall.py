@@ -99,7 +99,7 @@ def setup_of_run(run: Run, inputs: PlanInputs) -> Setup:
 def _with_all_layers(layout: Layout, stages: Stages) -> Layout:
     """Full recomputation of the longest virtual stage is that of every layer, also when stages change."""
     longest = max(max(rank) for rank in stages)
-    full = bool(int(layout.recompute) & Recompute.FULL)
+    full = bool(layout.recomputes_layers)
     if full and int(layout.recompute_layers) >= longest:
         return replace(layout, recompute_layers=ALL_LAYERS)
     return layout
@@ -171,7 +171,9 @@ class _Way:
         self.first, self.last = (
             _state(setup, name) for setup, name in zip(self._ends, "ab", strict=True)
         )
-        if _same_layout(self.first, self.last) and _same_places(today, planned):
+        of_layout = [axis for axis in (*DEGREES, "gpus") if axis != "dp"]
+        is_same_layout = all(self.first[axis] == self.last[axis] for axis in of_layout)
+        if is_same_layout and _same_places(today, planned):
             self.first["mapping"] = self.last["mapping"]
         self._seconds: dict[str, float | None] = {}
 
@@ -327,10 +329,6 @@ def _state(setup: Setup, name: str) -> State:
     state["stages"] = setup.stages
     state["mapping"] = name
     return state
-
-
-def _same_layout(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
-    return all(first[axis] == last[axis] for axis in (*DEGREES, "gpus") if axis != "dp")
 
 
 def _same_places(today: Setup, planned: Setup) -> bool:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.estimate import LayerCosts, costs_of_layers, layer_costs
 from meshwright.costmodel.layer_context import Context, KnownExperts
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Layout, Placement, Recompute
+from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.rank_load import least_busiest_s
 from meshwright.costmodel.rates import calibrated_constants
 from meshwright.costmodel.schedules import has_trait, is_v_shaped, least_fill, least_waits
@@ -352,14 +352,13 @@ def combination_costs(
     main_s, again_s = costs.moe_layer_s, costs.moe_recompute_s
     if not model.moe_layers:
         main_s, again_s = costs.dense_layer_s, costs.dense_recompute_s
-    full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
     if leading:
         again_s = np.minimum(again_s, costs.dense_recompute_s)
     leading_s = costs.dense_layer_s if leading else main_s
     if model.unlike_layers:
         main_s = leading_s = costs.least_layer_s
         again_s = costs.least_recompute_s
-    again_s = np.where(full, again_s, 0.0)
+    again_s = np.where(layouts.recomputes_layers, again_s, 0.0)
     step = _Steps(context, times, count)
     weight = step.seconds(1.0, work_s) - step.seconds(0.0, work_s)
     lines = _lines(step, work_s, again_s, layers=model.layers, leading=leading)
@@ -473,7 +472,7 @@ def memory_rows(workload: Workload, layout: Layout) -> list[RankRow]:
     if is_v_shaped(layout) and leading:
         return []
     rows = MemoryFit(workload, replace(layout, recompute_layers=1)).rank_rows()
-    if not int(layout.recompute) & Recompute.FULL:
+    if not layout.recomputes_layers:
         return rows
     every = MemoryFit(workload, replace(layout, recompute_layers=ALL_LAYERS)).rank_rows()
     return [

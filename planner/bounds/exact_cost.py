@@ -24,12 +24,15 @@ from meshwright.costmodel.footprint import GIB, layer_bytes, offloaded_states_gi
 from meshwright.costmodel.hybrid_context import is_dealt
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Placement, Recompute
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Placement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rank_load import chunk_loads
 from meshwright.costmodel.step_time import (
     StepTime,
     exact_step,
+    in_step_s,
+    is_fast_in_closed_form,
+    is_played,
     least_played_s,
     make_context,
     optimistic_step,
@@ -255,6 +258,8 @@ class StepQuestion(NamedTuple):
     """The split of its layers; None for what no split is below (`optimistic_step`)."""
     busiest_s: float = 0.0
     """Without a split, what the slowest rank takes at the least."""
+    played: bool = True
+    """As `exact_step` has it."""
 
 
 class MemoryQuestion(NamedTuple):
@@ -358,13 +363,13 @@ def _alike(question: Question) -> tuple[Any, ...]:
     apart = int(placed.layout.num_micro_batches) if plays else 0
     if is_dealt(placed.among.context.workload):
         apart = id(placed)
-    return (id(placed.among), apart, *_of_split(placed.layout), question.stages)
+    of_split = (*_of_split(placed.layout), question.stages, question.played)
+    return (id(placed.among), apart, *of_split)
 
 
 def _of_split(layout: Layout) -> tuple[int, int]:
     """What decides, beside the split itself, what each of its ranks has."""
-    full = int(layout.recompute) & int(Recompute.FULL)
-    return int(layout.schedule), int(layout.recompute_layers) if full else 0
+    return int(layout.schedule), int(layout.recompute_layers) if layout.recomputes_layers else 0
 
 
 def _memory_gib(questions: Sequence[MemoryQuestion]) -> Iterable[FloatArray]:
@@ -402,11 +407,12 @@ def _with_one_split(layouts: Layout, one: Layout) -> Layout:
 
 def _steps(questions: Sequence[StepQuestion]) -> list[StepSeconds]:
     """Answers to questions about one split, or about no split."""
-    placed, stages, busiest_s = questions[0]
+    placed, stages, busiest_s, played = questions[0]
     if len(questions) == 1:
         context, times = placed.context, placed.times
         if stages is not None:
-            return [_seconds_of(exact_step(context, stages, times), len(placed.index))]
+            step = exact_step(context, stages, times, played=played)
+            return [_seconds_of(step, len(placed.index))]
         return [_seconds_of(optimistic_step(context, times, busiest_s), len(placed.index))]
     counts = [len(question.placed.index) for question in questions]
     index = np.concatenate([question.placed.index for question in questions])
@@ -414,7 +420,7 @@ def _steps(questions: Sequence[StepQuestion]) -> list[StepSeconds]:
     times = placed.among.times.rows(index, len(placed.among.context.placement.tp))
     if stages is not None:
         layouts = _with_one_split(context.layout, placed.layout)
-        every = exact_step(replace(context, layout=layouts), stages, times)
+        every = exact_step(replace(context, layout=layouts), stages, times, played=played)
     else:
         recomputed = [int(question.placed.layout.recompute_layers) for question in questions]
         layouts = replace(context.layout, recompute_layers=np.repeat(recomputed, counts))
@@ -634,18 +640,42 @@ class LayoutPricing:
             self.memory_limits = True
         if fastest is None:
             return []
-        first, slack_s = yield from self._with_slack(placed, fastest.stages, costs)
+        first, slack_s = yield from self._with_slack(placed, fastest.stages, costs, played=False)
         if np.all(first.seconds - slack_s * first.scale >= cutoff_s):
             return []
-        limit_s = (fastest.time_s + slack_s) * (1 + 1e-12)
+        priced_splits = yield from self._in_turn(placed, {fastest: first.seconds}, cutoff_s)
+        best_s = min([cutoff_s, *(float(np.min(seconds)) for _, seconds in priced_splits)])
+        # What is played may take longer: further splits are faster than that then.
+        slower_s = np.max((best_s - first.seconds) / first.scale, initial=0.0)
+        limit_s = (fastest.time_s + slack_s + slower_s) * (1 + 1e-12)
         further = [
             split for split in splits[splits.index(fastest) + 1 :] if split.time_s <= limit_s
         ]
         fitting = yield from self._fit_memory(further)
         self.memory_limits = self.memory_limits or len(fitting) < len(further)
-        seconds = yield from self._seconds(placed, fitting)
-        rest = [(split, seconds[split.stages]) for split in fitting]
-        return [(fastest, first.seconds), *rest]
+        seconds = yield from self._seconds(placed, fitting, played=False)
+        unplayed = {split: seconds[split.stages] for split in fitting}
+        return [*priced_splits, *(yield from self._in_turn(placed, unplayed, best_s))]
+
+    def _in_turn(
+        self,
+        placed: PlacedLayout,
+        unplayed: dict[Split, FloatArray],
+        cutoff_s: float,
+    ) -> Asking[list[PricedSplit]]:
+        """Those of some splits that may beat the cutoff, with their seconds, from lower bounds that are these
+        where nothing is played.
+        """
+        priced_splits: list[PricedSplit] = []
+        for split in sorted(unplayed, key=lambda split: float(np.min(unplayed[split]))):
+            seconds = unplayed[split]
+            if np.min(seconds) >= cutoff_s:
+                break
+            if _is_played(placed, split.stages):
+                seconds = (yield from self._seconds(placed, [split]))[split.stages]
+            cutoff_s = min(cutoff_s, float(np.min(seconds)))
+            priced_splits.append((split, seconds))
+        return priced_splits
 
     def _holds(self, stages: Stages, costs: SplitCosts) -> bool:
         """Whether a split of ranks in step fits, and has a layer for each that is recomputed."""
@@ -673,16 +703,7 @@ class LayoutPricing:
             for stages in self._level_stages(costs)
         ]
         beside_s = _least_beside_s(optimistic_step(context, times))
-        priced_splits: list[PricedSplit] = []
-        for pipeline_s, stages in sorted(bounded):
-            if pipeline_s + beside_s >= cutoff_s:
-                break
-            unplayed = exact_step(context, stages, times, played=False)
-            if np.min(unplayed.seconds) < cutoff_s:
-                priced = yield from self._priced(placed, Split(stages=stages, time_s=pipeline_s))
-                cutoff_s = min([cutoff_s, *(float(np.min(seconds)) for _, seconds in priced)])
-                priced_splits += priced
-        return priced_splits
+        return (yield from self._one_by_one(placed, bounded, cutoff_s, beside_s))
 
     def _splits_by_place(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
@@ -699,44 +720,69 @@ class LayoutPricing:
         ]
         bounded, pace_s = [], inf
         for stages in (*level, *by_place):
-            each_s, slowest_s = _least_in_step_s(placed, costs, stages)
-            pace_s = min(pace_s, slowest_s)
-            bounded.append((float(np.min(each_s)), stages))
+            chunks_s = chunk_loads(placed.context, placed.times, stages)
+            pace_s = min(pace_s, float(np.min(chunks_s.max(axis=-1).sum(axis=-1))))
+            bounded.append(
+                (float(np.min(in_step_s(placed.context, placed.times, chunks_s))), stages)
+            )
         slowest_s = pace_s * (1 - ROUNDING) if bounded else 0.0
         bound = optimistic_step(placed.context, placed.times, slowest_s)
         if np.min(bound.seconds) >= cutoff_s:
             return []
         beside_s = _least_beside_s(bound)
+        return (yield from self._one_by_one(placed, bounded, cutoff_s, beside_s, level))
+
+    def _one_by_one(
+        self,
+        placed: PlacedLayout,
+        bounded: Sequence[tuple[float, Stages]],
+        cutoff_s: float,
+        beside_s: float,
+        level: Sequence[Stages] = (),
+    ) -> Asking[list[PricedSplit]]:
+        """Splits that may beat the cutoff, in the order of what their pipeline takes at the least; those that
+        are not level only as far as bounds hold for them.
+        """
         priced_splits: list[PricedSplit] = []
         for pipeline_s, stages in sorted(bounded):
             if pipeline_s + beside_s >= cutoff_s:
                 break
-            if stages in level or _no_faster_if_alike(placed, stages, level):
-                priced = yield from self._priced(placed, Split(stages=stages, time_s=pipeline_s))
-                cutoff_s = min([cutoff_s, *(float(np.min(seconds)) for _, seconds in priced)])
-                priced_splits += priced
+            if level and stages not in level and not _no_faster_if_alike(placed, stages, level):
+                continue
+            split = Split(stages=stages, time_s=pipeline_s)
+            unplayed = yield from self._seconds(placed, [split], played=False)
+            if np.min(unplayed[stages]) >= cutoff_s:
+                continue
+            if not (yield from self._fit_memory([split])):
+                self.memory_limits = True
+                continue
+            priced = yield from self._in_turn(placed, {split: unplayed[stages]}, cutoff_s)
+            cutoff_s = min([cutoff_s, *(float(np.min(seconds)) for _, seconds in priced)])
+            priced_splits += priced
         return priced_splits
 
-    def _priced(self, placed: PlacedLayout, split: Split) -> Asking[list[PricedSplit]]:
-        """A split with its seconds; none where memory does not hold it."""
-        if not (yield from self._fit_memory([split])):
-            self.memory_limits = True
-            return []
-        seconds = yield from self._seconds(placed, [split])
-        return [(split, seconds[split.stages])]
-
     def _seconds(
-        self, placed: PlacedLayout, splits: Sequence[Split]
+        self,
+        placed: PlacedLayout,
+        splits: Sequence[Split],
+        *,
+        played: bool = True,
     ) -> Asking[dict[Stages, FloatArray]]:
         """Seconds of some splits under each mapping, [k]."""
-        steps = yield [StepQuestion(placed, split.stages) for split in splits]
+        steps = yield [StepQuestion(placed, split.stages, played=played) for split in splits]
         return {split.stages: step.seconds for split, step in zip(splits, steps, strict=True)}
 
     def _with_slack(
-        self, placed: PlacedLayout, stages: Stages, costs: SplitCosts
+        self,
+        placed: PlacedLayout,
+        stages: Stages,
+        costs: SplitCosts,
+        *,
+        played: bool = True,
     ) -> Asking[tuple[StepSeconds, float]]:
         """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
-        first, even = yield [StepQuestion(placed, stages), StepQuestion(placed, None)]
+        own = StepQuestion(placed, stages, played=played)
+        first, even = yield [own, StepQuestion(placed, None)]
         # What hides communication depends on the split in these cases.
         is_hidden = (costs.partial and (costs.leading or costs.order)) or costs.order_of_ranks
         least_s = even.update_s if is_hidden else even.charged_s
@@ -814,16 +860,10 @@ def _least_beside_s(bound: StepTime) -> float:
     return float(np.min(sum(np.asarray(bound.parts[name]) for name in _WHATEVER_THE_SPLIT)))
 
 
-def _least_in_step_s(
-    placed: PlacedLayout, costs: SplitCosts, stages: Stages
-) -> tuple[FloatArray, float]:
-    """What the pipeline of ranks in step takes for the step, where layers are alike, and their pace."""
-    chunks_s = chunk_loads(placed.context, placed.times, stages)
-    ranks_s = chunks_s.sum(axis=-2)
-    fill_s = ranks_s.sum(axis=-1) - ranks_s.max(axis=-1)
-    slowest_s = chunks_s.max(axis=-1).sum(axis=-1)
-    pipeline_s = costs.num_micro_batches * slowest_s + costs.bubble_share * fill_s / costs.vpp
-    return np.asarray(pipeline_s), float(np.min(slowest_s))
+def _is_played(placed: PlacedLayout, stages: Stages) -> bool:
+    """Whether some mapping's price of a split is that of its schedule as it is played."""
+    context = placed.context
+    return bool(is_played(context) or is_fast_in_closed_form(context, placed.times, stages).any())
 
 
 def _no_faster_if_alike(placed: PlacedLayout, stages: Stages, level: Sequence[Stages]) -> bool:

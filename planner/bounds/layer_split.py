@@ -947,12 +947,15 @@ class Parts(NamedTuple):
     """What a rank takes that holds the layers from one place to another, arrays [begin, end]."""
 
     seconds: NDArray[np.float64]
+    """Of both passes of a micro-batch."""
     load: NDArray[np.float64]
     """Parameters outside experts."""
     experts: NDArray[np.float64]
     """Layers with experts, or parameters of theirs."""
     may_be: NDArray[np.bool_]
     """Whether there is such a part, and memory holds it."""
+    backward_s: NDArray[np.float64] = np.zeros((0, 0))
+    """Those of `seconds` in which gradients are made; empty where nobody asks."""
 
     def turned(self) -> Parts:
         """By their end and their begin."""

@@ -37,7 +37,7 @@ from meshwright.costmodel.footprint import (
 )
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.rank_load import (
     Stages,
     cheapest_layer_s,
@@ -263,8 +263,7 @@ class MemoryFit:
 
     @cached_property
     def _recomputed_layers(self) -> int:
-        full = int(self.layout.recompute) & Recompute.FULL
-        return int(self.layout.recompute_layers) if full else 0
+        return int(self.layout.recompute_layers) if self.layout.recomputes_layers else 0
 
     def rank_rows(self) -> list[RankRow]:
         """The memory of every rank as a linear function of its layers, below it where they are unlike."""
@@ -383,8 +382,10 @@ class MemoryFit:
             Layers above which the room of a rank makes no difference.
         """
         rooms = []
+        # The leading layers begin a rank further on where the first chunk of several is empty.
+        may_begin_later = int(self.layout.vpp) > 1 and may_have_empty_ends(self.workload)
         for rank in range(int(self.layout.pp)):
-            most_leading = self.leading if rank < self.leading else 0
+            most_leading = self.leading if rank < self.leading + may_begin_later else 0
             rooms.append([self._room(rank, leading, limit) for leading in range(most_leading + 1)])
         return rooms
 
@@ -743,8 +744,7 @@ def _unlike_times(context: Context, times: KindTimes) -> UnlikeTimes:
     share = context.workload.flushes / np.asarray(layout.num_micro_batches, dtype=np.float64)
     fill_s = np.where(splits, work_s - backward_s, work_s) * share
     fill_s[-1] = 0.0
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
-    recomputed = np.where(full, layout.recompute_layers, 0)
+    recomputed = np.where(layout.recomputes_layers, layout.recompute_layers, 0)
     return UnlikeTimes(
         work_s, fill_s, backward_s, np.broadcast_to(recomputed, shape).astype(np.int64)
     )
@@ -1314,7 +1314,7 @@ def busiest_by_place_s(
         for each, at in zip(ends, (0, -1), strict=True)
     )
     rooms, leading = None, 0 if model.unlike_layers else _leading(workload)
-    if not int(np.asarray(layout.recompute).item()) & int(Recompute.FULL):
+    if not np.asarray(layout.recomputes_layers).item(0):
         _, most = _rooms(workload, layout, limit_gib, np.array([leading > 0]))
         # Of unlike layers the leading ones may lie on any rank.
         held = np.minimum(most[:, :ranks] + _leading(workload) - leading, model.layers)
@@ -1335,7 +1335,7 @@ def _mean_of_ranks_s(context: Context, times: KindTimes, recomputed: IntArray) -
 
 def _amounts(workload: Workload, layouts: Layout) -> Iterator[tuple[IntArray, IntArray]]:
     """Ranges (fewest, most) of the numbers of recomputed layers that are tried, [n]; -1 for an empty one."""
-    full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+    full = layouts.recomputes_layers
     every = np.where(full, ALL_LAYERS, 0)
     yield every, every
     framework = framework_of_stack(workload.framework)

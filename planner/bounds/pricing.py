@@ -44,7 +44,7 @@ from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.footprint import PeakBounds, mean_states_gib, peak_bounds, usable_hbm_gib
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
-from meshwright.costmodel.layout import LAYER_AXES, PLACED_AXES, Layout, Recompute
+from meshwright.costmodel.layout import LAYER_AXES, PLACED_AXES, Layout
 from meshwright.costmodel.schedules import has_trait, schedule_named, traits
 from meshwright.costmodel.step_time import optimistic_step
 from meshwright.costmodel.workload import Workload
@@ -264,7 +264,7 @@ class CostModelPricing:
             them; and the fewest layers of a virtual stage that full recomputation must take for some split
             to fit, or `ALL_LAYERS`. Both [n].
         """
-        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+        full = layouts.recomputes_layers
         recomputed_layers = np.where(full, 1 if self._some_layers else ALL_LAYERS, 0)
         bounds = peak_bounds(self._workload, layouts)
         peak = bounds.peak_gib(recomputed_layers)
@@ -278,8 +278,9 @@ class CostModelPricing:
 
     def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
         """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
-        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
-        return peak_bounds(self._workload, layouts).peak_gib(np.where(full, ALL_LAYERS, 0))
+        return peak_bounds(self._workload, layouts).peak_gib(
+            np.where(layouts.recomputes_layers, ALL_LAYERS, 0)
+        )
 
     def states_gib(self, layouts: Layout) -> FloatArray:
         """Never above the peak of any split, whatever is recomputed; shape [n]."""
@@ -498,7 +499,7 @@ class CostModelPricing:
         if not len(mappings.bound_s):
             return None
         workload, fewest = self._workload.on(int(layout.gpus)), 0
-        if self._some_layers and int(layout.recompute) & Recompute.FULL:
+        if self._some_layers and layout.recomputes_layers:
             fewest = int(self.least_memory_gib(layout.flat())[1][0])
         every = self._pricing_of(workload, layout).under(mappings.matrices)
         amounts = self._recompute_amounts(layout, fewest)
@@ -599,7 +600,7 @@ class CostModelPricing:
 
     def _recompute_amounts(self, layout: Layout, fewest: int) -> list[int]:
         """Numbers of recomputed layers to try for one layout, from the fewest that memory asks for."""
-        if not int(layout.recompute) & Recompute.FULL:
+        if not layout.recomputes_layers:
             return [0]
         if not self._some_layers:
             return [ALL_LAYERS]

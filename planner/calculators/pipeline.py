@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -81,6 +85,26 @@ def pipeline_document(
     step_s = _step_s(layout, forward_s / vpp, backward_s / vpp, weight_share)
     work_s = num_micro_batches * (forward_s + backward_s)
     active = np.broadcast_to(in_flight(layout, np.arange(pp)), (pp,))
+    formula = 1.0 - float(bubble_of_step(pp, num_micro_batches, vpp))
+    by_formula = abs(work_s / step_s - formula) < 1e-9
+    budget = 2 * MOST_PASSES
+
+    @cache
+    def efficiency_of(ranks: int, micro_batches: int) -> float:
+        """Of other shapes of the schedule: by the formula where it tells this one, else played."""
+        nonlocal budget
+        if by_formula:
+            return 1.0 - float(bubble_of_step(ranks, micro_batches, vpp))
+        budget -= ranks * vpp * micro_batches
+        if budget < 0:
+            return 0.0
+        other = replace(layout, pp=ranks, num_micro_batches=micro_batches)
+        try:
+            seconds = _step_s(other, forward_s / vpp, backward_s / vpp, weight_share)
+        except InputError:
+            return 0.0
+        return micro_batches * (forward_s + backward_s) / seconds
+
     return {
         "schedule": schedule,
         "pp": pp,
@@ -96,7 +120,7 @@ def pipeline_document(
             "bubble_of_step": float(bubble_of_step(pp, num_micro_batches, vpp)),
             "bubble_of_ideal": float(bubble_of_ideal(pp, num_micro_batches, vpp)),
         },
-        "advice": _advice(pp, num_micro_batches, vpp, work_s / step_s),
+        "advice": _advice(pp, num_micro_batches, work_s / step_s, efficiency_of),
         "in_flight": [float(micro_batches) for micro_batches in active],
         "transfer": _transfer(boundary_bytes, layout, work_s, float(np.max(active))),
         "passes": {
@@ -158,26 +182,31 @@ def _step_s(layout: Layout, forward_s: float, backward_s: float, weight_share: f
     return timeline.seconds
 
 
-def _advice(pp: int, num_micro_batches: int, vpp: int, efficiency: float) -> list[dict[str, Any]]:
-    """The least doubling of micro-batches, and the least cut of stages, that reach the target."""
+def _advice(
+    pp: int, num_micro_batches: int, efficiency: float, efficiency_of: Callable[[int, int], float]
+) -> list[dict[str, Any]]:
+    """The least doubling of micro-batches, and the least cut of stages, that reach the target.
+
+    `efficiency_of` some ranks and micro-batches is 0 where the schedule has no such shape.
+    """
+    enough = TARGET - ROUNDING
     if efficiency >= TARGET:
         return []
-    micro_batches, fewer = num_micro_batches, pp
-    while bubble_of_step(pp, micro_batches, vpp) > 1.0 - TARGET + ROUNDING:
-        micro_batches *= 2
-    while bubble_of_step(fewer, num_micro_batches, vpp) > 1.0 - TARGET + ROUNDING:
-        fewer -= 1
-    changes = [("micro-batches", num_micro_batches, micro_batches), ("stages", pp, fewer)]
-    shapes = {"micro-batches": (pp, micro_batches), "stages": (fewer, num_micro_batches)}
+    more = (num_micro_batches << doubled for doubled in range(1, MOST_PASSES.bit_length()))
+    batches = next((each for each in more if efficiency_of(pp, each) >= enough), None)
+    fewer = range(pp - 1, 0, -1)
+    at = bisect_left(
+        fewer, True, key=lambda ranks: efficiency_of(ranks, num_micro_batches) >= enough
+    )
+    ranks = fewer[at] if at < len(fewer) else None
+    changes = (
+        ("micro-batches", num_micro_batches, batches, (pp, batches)),
+        ("stages", pp, ranks, (ranks, num_micro_batches)),
+    )
     return [
-        {
-            "change": what,
-            "from": before,
-            "to": after,
-            "efficiency": 1.0 - float(bubble_of_step(*shapes[what], vpp)),
-        }
-        for what, before, after in changes
-        if after != before
+        {"change": what, "from": before, "to": after, "efficiency": efficiency_of(*shape)}
+        for what, before, after, shape in changes
+        if after is not None
     ]
 
 

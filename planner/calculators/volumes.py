@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -340,13 +340,16 @@ def compression_document(
     if ranks < 2 or not 0 < keep <= 1 or min(rank, width) < 1:
         raise InputError("needs 2 ranks or more, a share up to 1, and sizes of 1 or more")
     plain_s = float(textbook.textbook_s("all-reduce", "ring", gradient_bytes, ranks, link))
+    free = replace(link, alpha_s=0.0)
+    plain_moving_s = float(textbook.textbook_s("all-reduce", "ring", gradient_bytes, ranks, free))
     methods = []
     for way in textbook.compressions(keep, rank, width):
         sent_bytes = gradient_bytes * way.kept
         buffer_bytes = sent_bytes * ranks if way.operation == "all-gather" else sent_bytes
         exchange_s = float(textbook.textbook_s(way.operation, "ring", buffer_bytes, ranks, link))
         codec_s = way.passes * gradient_bytes / codec_bytes_per_s
-        saved_bytes = (plain_s - exchange_s) * link.bytes_per_s
+        moving_s = float(textbook.textbook_s(way.operation, "ring", buffer_bytes, ranks, free))
+        saved_bytes = (plain_moving_s - moving_s) * link.bytes_per_s
         methods.append(
             {
                 "method": way.name,

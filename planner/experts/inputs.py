@@ -292,9 +292,10 @@ def _count(arrays: Mapping[str, NDArray[Any]], name: str, default: int = 1) -> i
 
 
 def _optional(arrays: Mapping[str, NDArray[Any]], name: str, path: Path) -> Loads | None:
+    """An array that stands for all windows together."""
     if name not in arrays:
         return None
-    return np.asarray(number_array(arrays[name], f"{path}: {name}"), dtype=np.float64)
+    return np.asarray(number_array(arrays[name], f"{path}: {name}"), dtype=np.float64)[None]
 
 
 def _windows(table: NDArray[Any], where: str) -> Loads:
@@ -485,12 +486,15 @@ def read_flows(routing: Routing, co_activation: Path | None, shape: SlotShape) -
     """
     _, layers, experts = routing.loads.shape
     where = "co-activation" if co_activation is None else str(co_activation)
-    sources = routing.affinity
+    sources, pairs = (
+        None if of_windows is None else of_windows.sum(axis=0)
+        for of_windows in (routing.affinity, routing.co_activation)
+    )
     if routing.affinity_recorded and sources is not None and sources.shape[1] != shape.gpus:
         sources = None
     if sources is not None:
         check_affinity(sources, layers, experts, shape)
-    tokens, pairs = routing.tokens, routing.co_activation
+    tokens = routing.tokens
     if co_activation is not None:
         tokens, pairs = _read_together(co_activation)
     if tokens is not None and (len(tokens) != layers or tokens.max() >= experts):
@@ -525,7 +529,8 @@ def _read_together(path: Path) -> tuple[NDArray[np.int32] | None, Loads | None]:
             and path.suffix.lower() == ".csv"
         ):
             return None, routing.loads
-        return routing.tokens, routing.co_activation
+        pairs = routing.co_activation
+        return routing.tokens, None if pairs is None else pairs.sum(axis=0)
     names = [name for name in ("co_activation", "load") if name in arrays] or list(arrays)[:1]
     if not names or arrays[names[0]].dtype.kind not in "iuf" or arrays[names[0]].ndim not in (2, 3):
         raise InputError(f"{path}: must hold topk_ids, or co_activation [layers, experts, experts]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,10 +38,13 @@ class Routing:
     windows: tuple[str, ...]
     tokens: NDArray[np.int32] | None = None
     """Experts that each token chose, [layers, tokens, top-k]; -1 for a choice that was dropped."""
+    token_ranks: NDArray[np.int64] | None = None
+    """Source rank of each token, where that is recorded."""
     co_activation: Loads | None = None
-    """How often two experts were chosen together, [layers, experts, experts], symmetric."""
+    """How often two experts were chosen together, [windows, layers, experts, experts], symmetric; one window
+    where only all of them together are known."""
     affinity: Loads | None = None
-    """Tokens from each source rank to each expert, [layers, ranks, experts]."""
+    """Tokens from each source rank to each expert, [windows, layers, ranks, experts]; one window likewise."""
     affinity_recorded: bool = False
     """Whether `affinity` is what a recorder's ranks saw: it counts where there are as many GPUs as ranks."""
     groups: int = 1
@@ -304,6 +308,9 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
     table = np.stack([[counts[i, layer] for layer in layers] for i in iterations])
     loads = cut_steps(table, split)
     check_loads(loads, str(path))
+    starts = [int(part[0]) for part in np.array_split(iterations, len(loads))]
+    if loads.size * max(len(files), table.shape[2]) > MOST_ELEMENTS:
+        starts = starts[:1]
     same = (
         trace is not None
         and trace.layer_ids == tuple(layers)
@@ -313,8 +320,9 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
         loads=loads,
         windows=window_names(len(loads)),
         tokens=trace.tokens if trace is not None and same else None,
-        co_activation=_pair_counts(path, layers, table.shape[2]),
-        affinity=_by_rank(files, layers, table.shape[2]) if len(files) > 1 else None,
+        token_ranks=_ranks_of_tokens(trace, len(files)) if same else None,
+        co_activation=_pair_counts(path, starts, layers, table.shape[2]),
+        affinity=_by_rank(files, starts, layers, table.shape[2]) if len(files) > 1 else None,
         affinity_recorded=True,
         layer_ids=tuple(layers),
     )
@@ -342,40 +350,47 @@ def _check_counts(
         )
 
 
-def _pair_counts(path: Path, layers: list[int], experts: int) -> Loads | None:
-    """Pair counts [layers, experts, experts] of all iterations; None where a layer has none of that shape."""
-    totals = np.zeros((len(layers), experts, experts))
+def _window_of(iteration: int, starts: list[int]) -> int:
+    """Of windows that start with these iterations."""
+    return max(bisect_right(starts, iteration) - 1, 0)
+
+
+def _pair_counts(path: Path, starts: list[int], layers: list[int], experts: int) -> Loads | None:
+    """Pair counts [windows, layers, experts, experts]; None where a layer has none of that shape."""
+    totals = np.zeros((len(starts), len(layers), experts, experts))
     counted = set()
-    for (_, layer), pairs in _summed(sorted(path.glob("cooccurrence_rank*.safetensors"))).items():
+    summed = _summed(sorted(path.glob("cooccurrence_rank*.safetensors")))
+    for (iteration, layer), pairs in summed.items():
         if layer in layers:
             if pairs.shape != (experts, experts):
                 return None
-            totals[layers.index(layer)] += pairs
+            totals[_window_of(iteration, starts), layers.index(layer)] += pairs
             counted.add(layer)
     return totals if len(counted) == len(layers) else None
 
 
-def _by_rank(files: list[Path], layers: list[int], experts: int) -> Loads:
-    """Choices of each rank's tokens, [layers, ranks, experts], ranks by the numbers in the files' names.
+def _by_rank(files: list[Path], starts: list[int], layers: list[int], experts: int) -> Loads:
+    """Choices of each rank's tokens, [windows, layers, ranks, experts], ranks by the numbers in files' names.
 
     A rank that has no tensor of a layer routed nothing there.
     """
-    for file in files:
-        if not file.stem.removeprefix("rank").isdecimal():
-            raise InputError(f"{file}: the name must be rank and a number, as rank0.safetensors")
-    numbered = sorted(files, key=lambda file: int(file.stem.removeprefix("rank")))
-    sums = []
-    for file in numbered:
-        of_layers = {layer: np.zeros(experts) for layer in layers}
-        for (_, layer), counts in _summed([file]).items():
-            of_layers[layer] += counts
-        sums.append(list(of_layers.values()))
-    return np.ascontiguousarray(np.swapaxes(np.array(sums), 0, 1))
+    by_rank = np.zeros((len(starts), len(layers), len(files), experts))
+    for rank, file in enumerate(sorted(files, key=_rank_of)):
+        for (iteration, layer), counts in _summed([file]).items():
+            by_rank[_window_of(iteration, starts), layers.index(layer), rank] += counts
+    return by_rank
+
+
+def _rank_of(file: Path) -> int:
+    number = file.stem.removeprefix("rank").removesuffix("_raw")
+    if not number.isdecimal():
+        raise InputError(f"{file}: the name must be rank and a number, as rank0.safetensors")
+    return int(number)
 
 
 def _raw_trace(path: Path, experts: int) -> Routing | None:
     """Experts that each token chose, from rank*_raw.safetensors: tensors ITERATION_LAYER [tokens, top-k]."""
-    tensors_by_layer: dict[int, list[tuple[int, str, NDArray[Any]]]] = {}
+    tensors_by_layer: dict[int, list[tuple[int, int, NDArray[Any]]]] = {}
     for file in sorted(path.glob("rank*_raw.safetensors")):
         for name, tensor in read_safetensors(
             bounded_bytes(file, LARGEST_FILE_BYTES), str(file)
@@ -383,20 +398,31 @@ def _raw_trace(path: Path, experts: int) -> Routing | None:
             step, layer = _key(name, file)
             if tensor.ndim != 2 or tensor.dtype.kind not in "iu":
                 raise InputError(f"{file}: tensor {name[:60]!r}: must be integers [tokens, top-k]")
-            tensors_by_layer.setdefault(layer, []).append((step, file.name, tensor))
+            tensors_by_layer.setdefault(layer, []).append((step, _rank_of(file), tensor))
     if not tensors_by_layer:
         return None
     layers = sorted(tensors_by_layer)
-    parts = [
-        [tensor for *_, tensor in sorted(tensors_by_layer[k], key=lambda item: item[:2])]
-        for k in layers
-    ]
+    in_order = [sorted(tensors_by_layer[layer], key=lambda item: item[:2]) for layer in layers]
+    parts = [[tensor for *_, tensor in of_layer] for of_layer in in_order]
     shapes = {tuple(tensor.shape for tensor in tensors) for tensors in parts}
     if len(shapes) > 1 or len({shape[1] for shape in next(iter(shapes))}) > 1:
         raise InputError(f"{path}: rank*_raw.safetensors: layers or iterations have other shapes")
     ids = np.stack([np.concatenate(tensors) for tensors in parts])
-    blank = Routing(loads=np.ones((1, 1, 1)), windows=("all",), layer_ids=tuple(layers))
+    of_tokens = np.array([(rank, len(tensor)) for _, rank, tensor in in_order[0]], dtype=np.int64)
+    _, rank = np.unique(of_tokens[:, 0], return_inverse=True)
+    blank = Routing(
+        loads=np.ones((1, 1, 1)),
+        windows=("all",),
+        layer_ids=tuple(layers),
+        token_ranks=np.repeat(rank, of_tokens[:, 1]),
+    )
     return from_tokens(ids, experts, f"{path}: rank*_raw.safetensors", blank)
+
+
+def _ranks_of_tokens(trace: Routing | None, ranks: int) -> NDArray[np.int64] | None:
+    """Where the trace is of as many ranks as the counts."""
+    numbers = None if trace is None else trace.token_ranks
+    return numbers if numbers is not None and int(numbers.max()) + 1 == ranks else None
 
 
 def _key(name: str, path: Path) -> tuple[int, int]:
@@ -698,5 +724,23 @@ def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path)
     ranks = int(source.max()) + 1
     if routing.tokens is None or ranks < 2 or ranks * routing.loads.size > MOST_ELEMENTS:
         return routing
-    by_rank = [token_loads(routing.tokens[:, source == rank], experts) for rank in range(ranks)]
-    return replace(routing, affinity=np.stack(by_rank, axis=1), affinity_recorded=True)
+    affinity = affinity_of(routing.tokens, source, ranks, experts)
+    return replace(routing, affinity=affinity, token_ranks=source, affinity_recorded=True)
+
+
+def affinity_of(
+    tokens: NDArray[np.int32], token_ranks: NDArray[np.int64], ranks: int, experts: int
+) -> Loads:
+    """Tokens from each source rank to each expert, [1, layers, ranks, experts].
+
+    Parameters
+    ----------
+    tokens
+        Experts that each token chose, [layers, tokens, top-k], -1 for none.
+    token_ranks
+        Source rank of each token, below `ranks`.
+    ranks, experts
+        How many there are.
+    """
+    by_rank = [token_loads(tokens[:, token_ranks == rank], experts) for rank in range(ranks)]
+    return np.stack(by_rank, axis=1)[None]

@@ -55,7 +55,7 @@ from meshwright.planner.experts.placements import (
     read_placement,
 )
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape, check_shape
-from meshwright.planner.experts.recorders import Routing, token_loads
+from meshwright.planner.experts.recorders import Routing, affinity_of, token_loads
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 from meshwright.planner.solvers.clock import within
 
@@ -261,6 +261,8 @@ class PlacementCase:
     """What is placed for."""
     held_out: Routing | None
     """The half that is only scored."""
+    unhalved: tuple[str, ...]
+    """What the file records of both halves together, which is left out."""
     ground: Ground
     limits: PlacementLimits
     flows: Flows
@@ -283,8 +285,15 @@ def read_case(request: ExpertRequest) -> PlacementCase:
     """
     routing = read_routing(request.loads, windows=request.windows, split=request.split)
     held_out = None
+    unhalved: tuple[str, ...] = ()
     if request.hold_out:
-        routing, held_out = _halves(routing)
+        whole = routing
+        routing, held_out = _halves(whole)
+        unhalved = tuple(
+            words
+            for name, words in _OF_BOTH_HALVES.items()
+            if getattr(whole, name) is not None and getattr(routing, name) is None
+        )
     _, layers, experts = routing.loads.shape
     ground = read_ground(request, experts)
     limits = limits_of(request, routing.groups, ground.model, ground.shape.nodes)
@@ -303,6 +312,7 @@ def read_case(request: ExpertRequest) -> PlacementCase:
         request=request,
         routing=routing,
         held_out=held_out,
+        unhalved=unhalved,
         ground=ground,
         limits=limits,
         flows=flows,
@@ -326,24 +336,57 @@ def layer_numbers(routing: Routing, ground: Ground) -> tuple[int, ...]:
     return numbers if len(numbers) == routing.loads.shape[1] else ()
 
 
+_OF_BOTH_HALVES = {
+    "affinity": "where tokens come from",
+    "co_activation": "pairs of experts",
+}
+"""Fields of `Routing` that a file may tell of all windows together only, in words."""
+
+
 def _halves(routing: Routing) -> tuple[Routing, Routing]:
-    """First and second half of a trace's tokens, or of the windows."""
-    tokens, experts = routing.tokens, routing.loads.shape[2]
-    if tokens is not None:
-        middle = tokens.shape[1] // 2
-        if not middle:
-            raise InputError("hold-out: a trace of one token cannot be halved")
-        first, second = (
-            replace(routing, tokens=half, loads=token_loads(half, experts)[None])
-            for half in (tokens[:, :middle], tokens[:, middle:])
-        )
-        return first, second
-    middle = len(routing.loads) // 2
+    """First and second half of a trace's tokens, or of the windows.
+
+    What is recorded of all windows together only would tell the first half of the second: it is left out.
+    """
+    tokens = routing.tokens
+    middle = (len(routing.loads) if tokens is None else tokens.shape[1]) // 2
+    if not middle and tokens is not None:
+        raise InputError("hold-out: a trace of one token cannot be halved")
     if not middle:
         raise InputError("hold-out: needs a token trace or several windows; cut steps with --split")
-    return (
-        replace(routing, loads=routing.loads[:middle], windows=routing.windows[:middle]),
-        replace(routing, loads=routing.loads[middle:], windows=routing.windows[middle:]),
+    halve = _half_of_windows if tokens is None else _half_of_tokens
+    return halve(routing, slice(None, middle)), halve(routing, slice(middle, None))
+
+
+def _half_of_tokens(routing: Routing, half: slice) -> Routing:
+    assert routing.tokens is not None
+    tokens, experts, affinity = routing.tokens[:, half], routing.loads.shape[2], routing.affinity
+    ranks = None if routing.token_ranks is None else routing.token_ranks[half]
+    if affinity is not None:
+        number = affinity.shape[2]
+        affinity = None if ranks is None else affinity_of(tokens, ranks, number, experts)
+    return replace(
+        routing,
+        tokens=tokens,
+        token_ranks=ranks,
+        loads=token_loads(tokens, experts)[None],
+        affinity=affinity,
+        co_activation=None,
+    )
+
+
+def _half_of_windows(routing: Routing, half: slice) -> Routing:
+    number = len(routing.loads)
+    affinity, co_activation = (
+        of_windows[half] if of_windows is not None and len(of_windows) == number else None
+        for of_windows in (routing.affinity, routing.co_activation)
+    )
+    return replace(
+        routing,
+        loads=routing.loads[half],
+        windows=routing.windows[half],
+        affinity=affinity,
+        co_activation=co_activation,
     )
 
 
@@ -455,6 +498,7 @@ OPTIONAL_FIGURES = (
     "all_to_all_deduplicated_s",
     "held_out_balance",
     "held_out_nodes_per_token",
+    "held_out_cross_node_share",
 )
 """Figures of a layer that need a trace, pairs, source ranks, a model or a half held out."""
 
@@ -530,6 +574,9 @@ def _held_out_row(
             ground.shape.node_gpus,
             near_gpus(case.request, ground),
         )
+    if held_out.affinity is not None and case.flows.sources is not None:
+        sources = held_out.affinity[:, layer].sum(axis=0)
+        row["held_out_cross_node_share"] = cross_node_share(slots, sources, ground.shape.nodes)
     return row
 
 
@@ -712,6 +759,7 @@ MEAN_FIGURES = (
     "held_out_balance",
     "held_out_node_balance",
     "held_out_nodes_per_token",
+    "held_out_cross_node_share",
     "permutation_density",
     "inside_node_share",
     "inside_leaf_share",
@@ -891,6 +939,11 @@ def _warnings(case: PlacementCase, balance: float, bound: float) -> tuple[str, .
         warnings.append(
             f"the {groups} routing groups are not kept whole: they do not divide over "
             f"{case.ground.shape.nodes} nodes"
+        )
+    if case.unhalved:
+        words = " and ".join(case.unhalved)
+        warnings.append(
+            f"hold-out: {words} of both halves together would tell of the second: left out"
         )
     if request.balance is not None and balance > request.balance * (1 + 1e-9):
         warnings.append(

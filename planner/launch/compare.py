@@ -21,8 +21,8 @@ import yaml
 
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.workload import Execution
-from meshwright.documents import read_text
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.documents import path_of, read_text
+from meshwright.errors import InfeasibleError, InputError, known_keywords
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.torchtitan import MODEL_PARTS, TORCHTITAN_ARGUMENTS
@@ -152,13 +152,17 @@ def _assigned(text: str, name: str, words: str) -> str:
     return text[:start] + words + text[end:]
 
 
+def _lines_around(text: str, match: re.Match[str]) -> tuple[int, int]:
+    """Where the first line of a match begins and the last one ends."""
+    end = text.find("\n", match.end())
+    return text.rfind("\n", 0, match.start()) + 1, len(text) if end < 0 else end
+
+
 def _without(text: str, edit: FlagEdit) -> str:
     """The text without a flag and its values; a line that held nothing else goes with it."""
     values = len(edit.before or ())
     for match in reversed(_matches(text, edit.flag, values)):
-        line_start = text.rfind("\n", 0, match.start()) + 1
-        line_end = text.find("\n", match.end())
-        line_end = len(text) if line_end < 0 else line_end
+        line_start, line_end = _lines_around(text, match)
         rest = text[line_start : match.start()] + text[match.end() : line_end]
         if rest.strip() in ("", "\\"):
             text = text[:line_start] + text[line_end + 1 :]
@@ -181,9 +185,7 @@ def _with(text: str, edit: FlagEdit, anchors: Sequence[str]) -> str:
         if not matches:
             continue
         match = matches[-1]
-        line_start = text.rfind("\n", 0, match.start()) + 1
-        line_end = text.find("\n", match.end())
-        line_end = len(text) if line_end < 0 else line_end
+        line_start, line_end = _lines_around(text, match)
         before, after = text[line_start : match.start()], text[match.end() : line_end]
         if before.strip() == "" and after.strip() in ("", "\\"):
             is_continued = text[:line_start].rstrip("\n").endswith("\\")
@@ -473,7 +475,7 @@ class ScriptChange(FileChange):
 
     def diff(self) -> ScriptDiff:
         """The edits, written into the text where that is possible."""
-        candidates = [*self._sets(), *self._removals()]
+        candidates = self._started([*self._sets(), *self._removals()])
         # The fewest edits with the meaning of all; flags that begin with the same word stay together.
         subjects = dict.fromkeys(_subject(edit.flag) for edit in candidates)
         free = [edit for edit in candidates if edit.flag not in self._concerned]
@@ -487,6 +489,18 @@ class ScriptChange(FileChange):
                 edits, self._text, "change the flags by hand: the script computes them"
             )
         return self._result(edits, text, "")
+
+    def _started(self, edits: list[FlagEdit]) -> list[FlagEdit]:
+        """The edits, with the removals without which the framework refuses the others."""
+        if self._meaning_of(edits) is not None:
+            return edits
+        edited = self._wants.keys() | {edit.flag for edit in edits}
+        others = [
+            FlagEdit(flag=flag, before=values, after=None)
+            for flag, values in self._has.items()
+            if flag and flag not in edited
+        ]
+        return self._smallest([*edits, *others], [[edit] for edit in others], self._meaning_of)
 
     def _flags_of_changes(self) -> set[str]:
         """Flags that arguments written for the plan have otherwise than arguments written for today's layout.
@@ -713,6 +727,7 @@ def _document_diff(
     return DocumentChange(path, text, plan, document, wants).diff()
 
 
+@known_keywords
 def compare(
     plan: str | PathLike[str] | AnyPlan,
     baseline: str | PathLike[str],
@@ -752,10 +767,12 @@ def compare(
     """
     compared = plan if isinstance(plan, AnyPlan) else read_any_plan(plan)
     budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
+    file = path_of(baseline, "baseline")
     if isinstance(compared, MixedPlan):
-        on_parts = read_baseline_on_parts(Path(baseline), inputs_by_part(compared))
-        return parts_against(compared, on_parts, budget)
-    return against(compared, read_baseline(Path(baseline), compared.inputs), budget)
+        return parts_against(
+            compared, read_baseline_on_parts(file, inputs_by_part(compared)), budget
+        )
+    return against(compared, read_baseline(file, compared.inputs), budget)
 
 
 def against(plan: Plan, today: Baseline, budget: Budget | None = None) -> Plan:

@@ -34,6 +34,8 @@ from meshwright.frameworks.fsdp2 import (
     ACCUMULATION,
     ADAPTER_FILE,
     ASKED_OF_TRL,
+    AXOLOTL_LIGER,
+    AXOLOTL_LIGER_LOSS,
     FSDP2,
     LIGER_LOSS,
     OFFLOADS,
@@ -620,6 +622,15 @@ _RL = ("pretrain", "sft", "dpo", "kto", "orpo")
 _BY_ITSELF = {"muon": "muon", "adam-8bit": "adamw_torch_8bit"}
 """Optimizers that a script with FSDP2 makes, by the Trainer's names and the stacks'."""
 _RECOMPUTED = ("none", "full")
+_LIGER = "liger"
+_OF_LIGER = re.compile(
+    r"meta-llama/(?!Llama-4)|(deepseek-ai/DeepSeek-R1-Distill|nvidia)/?-?Llama-|mistralai/Mi[sx]tral-"
+    r"|Qwen/(Qwen2\.5-|QwQ|Qwen3-)(?!VL)|openai/gpt-oss|google/gemma-[23]-|allenai/OLMo-2|microsoft/[pP]hi-"
+    r"|HuggingFaceTB/SmolLM2"
+)
+"""Checkpoints of the catalog whose loss Liger-Kernel 0.8.5 takes over, and LLaMA-Factory asks it to; of
+others all logits would be held without a word (liger_kernel/transformers/monkey_patch.py)."""
+_LIGERS_LAYERS = "# Liger's norms, rotations and gates run too: the plan prices its loss alone.\n"
 _WEIGHTS = {"bf16": "bfloat16", "fp16": "float16"}
 """Precisions that the stacks train in, and torch's names of their weights."""
 DEEPSPEED_FILE = "ds_config.json"
@@ -636,7 +647,7 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
     plan
         Of DeepSpeed or FSDP2, with a layout.
     """
-    launch, files = _of_stack(plan, "LLaMA-Factory", degrees=())
+    launch, files = _of_stack(plan, "LLaMA-Factory", degrees=(), losses=(_LIGER,))
     inputs, layout = launch.inputs, launch.layout
     if inputs.reference not in (None, "resident"):
         raise _not_there(
@@ -672,9 +683,12 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
         fields |= {"use_muon": True} if optimizer == "muon" else {"optim": optimizer}
     if inputs.adapters is not None:
         fields |= _llamafactory_adapters(inputs.adapters)
-    return files | {
-        _LLAMA_FACTORY: _START[_LLAMA_FACTORY] + yaml.safe_dump(fields, sort_keys=False)
-    }
+    start = _START[_LLAMA_FACTORY]
+    if in_chunks(inputs.loss) == _LIGER:
+        # Its other kernels have no switch (src/llamafactory/model/model_utils/liger_kernel.py).
+        fields["enable_liger_kernel"] = True
+        start += _LIGERS_LAYERS
+    return files | {_LLAMA_FACTORY: start + yaml.safe_dump(fields, sort_keys=False)}
 
 
 def _llamafactory_adapters(adapters: AdapterSpec) -> dict[str, object]:
@@ -700,7 +714,7 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
     plan
         Of DeepSpeed or FSDP2, with a layout.
     """
-    launch, files = _of_stack(plan, "Axolotl", degrees=("tp", "cp"))
+    launch, files = _of_stack(plan, "Axolotl", degrees=("tp", "cp"), losses=(_LIGER,))
     inputs, layout = launch.inputs, launch.layout
     if inputs.model.encoder is not None:
         raise _not_there("Axolotl", "is not written for images")
@@ -747,6 +761,8 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
             "tensor_parallel_size": layout.tp,
             "context_parallel_size": layout.cp,
         }
+    if in_chunks(inputs.loss) == _LIGER:
+        fields |= {"plugins": [AXOLOTL_LIGER], AXOLOTL_LIGER_LOSS: True}
     if inputs.adapters is not None:
         fields |= _axolotl_adapters(inputs.adapters)
     return files | {_AXOLOTL: _START[_AXOLOTL] + yaml.safe_dump(fields, sort_keys=False)}
@@ -817,7 +833,7 @@ def trl_files(plan: Plan) -> dict[str, str]:
     plan
         Of DeepSpeed or FSDP2, with a layout.
     """
-    launch, files = _of_stack(plan, "TRL", degrees=(), losses=(TRL_LOSS,))
+    launch, files = _of_stack(plan, "TRL", degrees=(), losses=(TRL_LOSS, _LIGER))
     inputs, layout = launch.inputs, launch.layout
     command = _command("TRL", _TRL_COMMANDS, launch)
     if inputs.reference not in (None, "resident", "precomputed"):
@@ -825,7 +841,9 @@ def trl_files(plan: Plan) -> dict[str, str]:
     loss = TRL_LOSS if command == "sft" else TRL_STEPS[command].loss
     if in_chunks(inputs.loss) != (loss or None):
         alone = loss or ALL_LOGITS
-        raise _not_there("TRL", f"takes the {alone} loss alone there: plan with --loss {alone}")
+        liger = ", and Liger's layers without its loss" if inputs.loss == _LIGER else ""
+        what = f"takes the {alone} loss alone there{liger}: plan with --loss {alone}"
+        raise _not_there("TRL", what)
     _no_offload("TRL", launch, "layer_inputs")
     fields: dict[str, object] = {
         "model_name_or_path": _checkpoint(inputs.model),
@@ -890,7 +908,7 @@ def swift_files(plan: Plan) -> dict[str, str]:
     """
     if plan.inputs.framework == MEGATRON.name:
         return _megatron_swift_files(plan)
-    launch, files = _of_stack(plan, "ms-swift", degrees=())
+    launch, files = _of_stack(plan, "ms-swift", degrees=(), losses=(_LIGER,))
     inputs, layout = launch.inputs, launch.layout
     command = _command("ms-swift", _SWIFT_COMMANDS, launch)
     if inputs.reference not in (None, "resident"):
@@ -933,6 +951,9 @@ def swift_files(plan: Plan) -> dict[str, str]:
         files = {_FSDP_FILE: json_file(document)}
     else:
         fields[_CONFIG_FILE] = DEEPSPEED_FILE
+    if in_chunks(inputs.loss) == _LIGER:
+        # Its parser takes no liger_kernel_config, which would choose among the kernels.
+        fields[LIGER_LOSS.flag] = True
     if inputs.adapters is not None:
         fields |= _swift_adapters(inputs.adapters)
     return files | _swift_start(launch, "swift", command, fields)
@@ -981,8 +1002,9 @@ def _swift_start(
 ) -> dict[str, str]:
     hosts, each = _nodes("ms-swift", launch)
     exported = "".join(f"export {name}={value}\n" for name, value in (variables or {}).items())
+    by_liger = _LIGERS_LAYERS if LIGER_LOSS.flag in fields else ""
     script = _SWIFT_SCRIPT.format(
-        checkpoint=_ANY_CHECKPOINT.format("model"),
+        checkpoint=_ANY_CHECKPOINT.format("model") + by_liger,
         program=program,
         command=command,
         hosts=hosts,
@@ -1069,6 +1091,10 @@ def _of_stack(
         what = f"is not written for the {loss} loss"
         if loss == TRL_LOSS and stack in ASKED_OF_TRL:
             what = f"asks for {ASKED_OF_TRL[stack]}, whose trainers take all logits, not the {loss} loss"
+        raise _not_there(stack, f"{what}: plan with --loss {ALL_LOGITS}")
+    checkpoint = _checkpoint(launch.inputs.model)
+    if loss == _LIGER and not _OF_LIGER.match(checkpoint):
+        what = f"may not run Liger's loss for {checkpoint}, and hold all logits"
         raise _not_there(stack, f"{what}: plan with --loss {ALL_LOGITS}")
     has = degrees if framework == FSDP2.name else ()
     wide = [

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import socket
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -492,17 +492,6 @@ def _run(ray: Any, tasks: Iterable[Task], cache_folder: str | None) -> Iterator[
 Row = Mapping[str, Any]
 
 
-def csv_bytes(rows: Iterable[Row]) -> bytes:
-    """RFC 4180 with a header; what there is none of is empty.
-
-    Parameters
-    ----------
-    rows
-        By column; others are left out.
-    """
-    return csv_text(COLUMNS, rows).encode()
-
-
 def json_bytes(rows: Iterable[Row]) -> bytes:
     """`jobs`, a list with every column, and `summary`, jobs by status; one job on a line.
 
@@ -549,7 +538,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 RESULT_FORMATS: dict[str, Callable[[Iterable[Row]], bytes]] = {
-    "csv": csv_bytes,
+    "csv": lambda rows: csv_text(COLUMNS, rows).encode(),
     "json": json_bytes,
     "parquet": parquet_bytes,
 }
@@ -614,7 +603,7 @@ class SilentListener:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """How a batch is done; nothing but formats and calibration changes its results."""
+    """How a batch is done; nothing but formats, calibration and time limit changes its results."""
 
     workers: int | None = None
     """Processes; one for every core when None."""
@@ -627,6 +616,8 @@ class BatchOptions:
     """Whether a job with a mistake stops the batch before it starts."""
     cache: Path | None = None
     formats: tuple[str, ...] = ("csv", "json")
+    time_limit_s: float | None = None
+    """For each search of a job that has no limit, 0 or more; not for the exhaustive method."""
     calibration: Path | None = None
     """The stack file of jobs that name none."""
     budget: Budget | None = None
@@ -698,7 +689,7 @@ def run_batch(
                 row = failed_row({**job.fields, "name": job.name}, job.mistake or "")
                 journal.add(position, row, cached=False, seconds=0.0)
                 listener.done(row, False, 0.0)
-        tasks = list(_tasks(jobs, done))
+        tasks = list(_tasks(jobs, done, options.time_limit_s))
         if tasks:
             _work(tasks, _engine(options, len(tasks), cache), folder, journal, listener)
         rows = list(journal.rows())
@@ -742,7 +733,7 @@ def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
     return local_engine(min(options.workers or usable_cores(), tasks), cache)
 
 
-def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
+def _tasks(jobs: list[Job], done: set[int], limit_s: float | None) -> Iterator[Task]:
     """Jobs of one model follow each other: in a worker, splits found for one serve the next."""
     waiting = [
         (job.document.model, position, job.document)
@@ -750,7 +741,10 @@ def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
         if job.document and position not in done
     ]
     for _, position, document in sorted(waiting, key=lambda entry: entry[:2]):
-        yield position, document.model_dump(mode="json")
+        fields = document.model_dump(mode="json")
+        if document.method == "cp-sat" and document.time_limit is None:
+            fields["time_limit"] = limit_s
+        yield position, fields
 
 
 def _work(
@@ -781,9 +775,8 @@ def _identity(jobs: list[Job]) -> str:
 def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
     """A plan's folder appears whole: it is written under another name, then renamed."""
     staging = _own_folder(folder / _STAGING)
-    half = Path(tempfile.mkdtemp(dir=staging))
+    half = staging / secrets.token_hex(8)
     write_files(half, files)
-    half.chmod(0o755)
     target = _own_folder(folder / PLANS) / name
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InputError(f"{target} is not a folder: it is not replaced. Remove it first.")

@@ -87,6 +87,9 @@ def read_axes(text: Over) -> dict[str, tuple[Value, ...]]:
                 )
             axes[option] = _values(option, values)
     else:
+        if not isinstance(text, Mapping) or not all(isinstance(name, str) for name in text):
+            what = "must be a text such as gpus=8+16, or values by option"
+            raise InputError(what, where="--sweep", value=text)
         axes = {
             _option(name): (values,) if isinstance(values, str | int | float) else tuple(values)
             for name, values in text.items()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement, pairwise, permutations, product
-from math import inf
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,18 +72,23 @@ class _Room:
         return np.maximum(self.blocks - self.idle, 0)
 
 
-def most_members(cluster: ClusterSpec, free: FreeGpus, layout: Layout) -> Placement:
+def most_members(cluster: ClusterSpec, layout: Layout) -> Placement:
     """Members of a group inside the block that paces it, at most; arrays [levels].
 
     Parameters
     ----------
     cluster
         With its nodes listed.
-    free
-        Its free GPUs.
     layout
         One layout, on no more GPUs than are free.
     """
+    return _most_members(SameCluster(cluster), degrees_of(layout))
+
+
+@lru_cache(maxsize=4096)
+def _most_members(same: SameCluster, key: Degrees) -> Placement:
+    cluster, layout = same.cluster, layout_of(key)
+    free = free_gpus_of(cluster)
     degrees = {name: int(getattr(layout, name)) for name in PLACED_AXES}
     tp, world = degrees["tp"], int(layout.gpus)
     every: list[_Room] = []
@@ -370,15 +375,13 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
     layout = layout_of(key)
     (tp, cp, dp, pp), etp, ep = key
     world = int(layout.gpus)
-    if int((free.free // tp).sum()) * tp < world:
+    if not _holds_tensor_groups(free, layout):
         return None
     blocks = free.blocks(world)
-    limit = max(FEWEST_COUNTED, min(MOST_COUNTED, MOST_COUNTED_RANKS // world))
     orders: dict[bytes, IntArray] = {}
-    every = None
-    if cluster.nvlink_domain <= cluster.gpus_per_node:
-        every = free.every_order(tp, world // tp, world, MOST_IN_FULL)
-        limit = limit if every is None else len(every)
+    every = _every_order(cluster, layout)
+    limit = max(FEWEST_COUNTED, min(MOST_COUNTED, MOST_COUNTED_RANKS // world))
+    limit = limit if every is None else len(every)
     for gpus in _rank_orders(cluster, layout) if every is None else every:
         orders.setdefault(blocks[:, gpus].tobytes(), gpus)
         if len(orders) >= limit:
@@ -396,7 +399,7 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
         rows = _not_behind(np.array(list(by_reach), dtype=np.int64))
         kept = [pair for row, pair in enumerate(kept) if row in rows]
     placement = Placement(**{name: np.stack([one[name] for one, _ in kept]) for name in GROUPS})
-    most = most_members(cluster, free, layout).take(None)
+    most = most_members(cluster, layout).take(None)
     most = most if every is None else most.take(np.zeros(0, dtype=np.int64))
     return CountedMappings(
         placement=placement,
@@ -405,6 +408,34 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
         most=most,
         most_is_reached=_reaches(placement, most, priced),
     )
+
+
+def _holds_tensor_groups(free: FreeGpus, layout: Layout) -> bool:
+    """Whether nodes have room for all tensor groups of a layout."""
+    tp = int(layout.tp)
+    return int((free.free // tp).sum()) * tp >= int(layout.gpus)
+
+
+def _every_order(cluster: ClusterSpec, layout: Layout) -> list[IntArray] | None:
+    """The number of every rank's GPU under every mapping of a layout; None where there are too many."""
+    if cluster.nvlink_domain > cluster.gpus_per_node:
+        return None
+    tp, gpus = int(layout.tp), int(layout.gpus)
+    return free_gpus_of(cluster).every_order(tp, gpus // tp, gpus, MOST_IN_FULL)
+
+
+def has_unlisted(cluster: ClusterSpec, layout: Layout) -> bool:
+    """Whether a layout has mappings, and too many of them to list all.
+
+    Parameters
+    ----------
+    cluster
+        With its nodes listed.
+    layout
+        One layout that `takes_parts_of_nodes`.
+    """
+    holds = _holds_tensor_groups(free_gpus_of(cluster), layout)
+    return holds and _every_order(cluster, layout) is None
 
 
 def _chunks(orders: list[IntArray], most: int) -> Iterator[list[IntArray]]:
@@ -717,7 +748,7 @@ class KindsReach:
         self.blocks = self._free.blocks(self._world)
         """Of every free GPU at each level, [levels, free GPUs]."""
         self._racks = cluster.nvlink_domain > cluster.gpus_per_node
-        self.most = most_members(cluster, self._free, layout)
+        self.most = most_members(cluster, layout)
         self._known: list[tuple[IntArray, IntArray]] = []
         """What mappings reach, and the GPU of every rank."""
         self._impossible: list[IntArray] = []
@@ -764,7 +795,7 @@ class KindsReach:
         """
         return tuple(int(x) for kind in ASKED for x in getattr(placement, kind))
 
-    def placement(self, rows: Sequence[Row]) -> Placement:
+    def placement(self, rows: Sequence[Row] | IntArray) -> Placement:
         """Arrays [rows, levels]; what is not asked for is the most.
 
         Parameters
@@ -1010,6 +1041,60 @@ class KindsReach:
     def _refuted(self, wanted: IntArray) -> bool:
         row = tuple(wanted.tolist())
         return self.find(row) is None and self.is_impossible(row)
+
+    def ways_within(self, row: Row, limit: int) -> IntArray | None:
+        """Every way in which groups can reach no further than a row, [ways, columns of a row].
+
+        Parts of pipelines have no price, so that a pipeline lies whole in a block, or has one stage there.
+
+        Parameters
+        ----------
+        row
+            Of `ASKED`.
+        limit
+            Ways at the most; None where there are more.
+        """
+        limits = np.array(row, dtype=np.int64).reshape(len(ASKED), self.levels)
+        context, dense = ASKED.index("cp"), ASKED.index("dp_cp")
+        is_one = self._degrees[2] == 1  # context groups are those of gradients, too
+        if is_one:
+            limits[context] = np.minimum(limits[context], limits[dense])
+        ways_of_kinds: list[list[tuple[int, ...]]] = []
+        for position, kind in enumerate(ASKED):
+            size = int(getattr(self.most, kind)[-1])
+            cut = {"ep": range(1, size // 2 + 1), "pp": range(1, min(size, 2))}
+            values = [*cut.get(kind, range(1, size)), size]
+            ways: list[tuple[int, ...]] = [()]
+            for level, most in enumerate(limits[position].tolist()):
+                fewest = size if level == self.levels - 1 else 1
+                ways = [
+                    (*way, value)
+                    for way in ways
+                    for value in values
+                    if max((fewest, *way[-1:])) <= value <= most
+                ]
+            ways_of_kinds.append(ways[:1] if is_one and position == dense else ways)
+        if prod(map(len, ways_of_kinds)) > limit:
+            return None
+        each = [sum(ways, ()) for ways in product(*ways_of_kinds)]
+        table = np.array(each, dtype=np.int64).reshape(len(each), len(ASKED), self.levels)
+        if is_one:
+            table[:, dense] = table[:, context]
+        return table.reshape(len(each), len(row))
+
+    def is_reached(self, way: IntArray, gpus: IntArray) -> bool:
+        """Whether groups reach as far as a way of `ways_within` says, and no further.
+
+        Parameters
+        ----------
+        way
+            One of them.
+        gpus
+            The number of every rank's free GPU, shape [ranks].
+        """
+        members = self.members(gpus)
+        members["pp"] = np.where(members["pp"] < self._degrees[3], 1, members["pp"])
+        return np.array_equal(way, np.concatenate([members[kind] for kind in ASKED]))
 
     def _lower(self, position: int, value: int) -> int:
         """The most below a value that groups of a place in a row can have."""

@@ -455,6 +455,8 @@ def post_mappings(
 
 QUESTION_WORK = 0.5
 """For one question."""
+PATIENT_WORK = 6.0
+"""For one that all else waits for."""
 ALL_WORK = 30.0
 """For all questions of a search."""
 LARGEST_CHOICE = 2_000
@@ -469,7 +471,7 @@ class _Answers:
 
     mappings: list[IntArray] = field(default_factory=list)
     impossible: list[Need] = field(default_factory=list)
-    undecided: list[Need] = field(default_factory=list)
+    undecided: list[tuple[Need, float]] = field(default_factory=list)
 
 
 class Packing:
@@ -478,6 +480,8 @@ class Packing:
     def __init__(self) -> None:
         self._answers: dict[Grid, _Answers] = {}
         self._work_left = ALL_WORK
+        self.question_work = QUESTION_WORK
+        """What may be spent on one question."""
         self.deadline = inf
         """On the clock of `time.monotonic`; no question is asked behind it."""
 
@@ -538,11 +542,12 @@ class Packing:
         for assignment in self.mappings(instance):
             if keeps(instance, assignment, need):
                 return assignment
-        answers = self._answers[need.grid]
-        if self.impossible(need) or any(need.implies(refuted) for refuted in answers.undecided):
+        answers, work = self._answers[need.grid], self.question_work
+        in_vain = (asked for asked, spent in answers.undecided if spent >= work)
+        if self.impossible(need) or any(need.implies(asked) for asked in in_vain):
             return None
         if not need.grid.askable or self._work_left <= 0 or time.monotonic() >= self.deadline:
-            answers.undecided.append(need)
+            answers.undecided.append((need, work))
             return None
         solution, decided = self._solved(instance, need)
         if solution is not None:
@@ -551,7 +556,7 @@ class Packing:
             stronger = [refuted for refuted in answers.impossible if not refuted.implies(need)]
             answers.impossible = [*stronger, need]
         else:
-            answers.undecided.append(need)
+            answers.undecided.append((need, work))
         return solution
 
     def _solved(self, instance: Instance, need: Need) -> tuple[IntArray | None, bool]:
@@ -562,7 +567,7 @@ class Packing:
         always = model.new_constant(1)
         cells = Cells(model, need.grid, always)
         cells.post(need, always)
-        work = min(QUESTION_WORK, self._work_left)
+        work = min(self.question_work, self._work_left)
         solver = repeatable_solver(0, work=work, deadline=self.deadline)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time

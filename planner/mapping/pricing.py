@@ -50,11 +50,14 @@ from meshwright.planner.mapping.counted import (
     cover_of,
     degrees_of,
     groups_lie_as_priced,
+    has_unlisted,
+    most_members,
     takes_parts_of_nodes,
 )
 from meshwright.planner.mapping.cuts import mapping_use
 from meshwright.planner.mapping.effective import PROFILE, Peaks, PlacedAs, placement_of
 from meshwright.planner.mapping.joint import (
+    PATIENT_WORK,
     Cells,
     Grid,
     Need,
@@ -93,6 +96,8 @@ _ANY_BOUND = MappingBounds(
     matrices={PROFILE: np.zeros((1, 1), dtype=np.int64)}, bound_s=np.full(1, -inf)
 )
 """Of one mapping, not to be left out for its bound."""
+MOST_WAYS_WITHIN = 20_000
+"""To reach no further than a row, of one layout."""
 MOST_ROWS = 400
 """Rows that what no mapping of some degrees beats may fall into."""
 
@@ -137,17 +142,8 @@ class PartsOfNodes:
         experts = self._workload.model.moe is not None
         return counted_mappings(self._workload.cluster, layout, experts=experts)
 
-    def bounds(
-        self,
-        layouts: Layout,
-        each: Sequence[Layout],
-        packed_s: FloatArray,
-        numbers_of_groups: Sequence[int],
-    ) -> list[MappingBounds]:
-        """Bounds of every listed mapping of some layouts, [n]; the others lower `unlisted_s`.
-
-        `each` has the layouts one by one, `packed_s` are bounds of them whatever their mapping. Raises
-        OutOfTimeError behind the deadline.
+    def least_s(self, layouts: Layout, each: Sequence[Layout], below_s: float) -> FloatArray:
+        """Never above the price of any mapping of some layouts, [n]; 0 where all mappings are listed.
 
         Parameters
         ----------
@@ -155,10 +151,53 @@ class PartsOfNodes:
             Shape [n].
         each
             The same one by one.
+        below_s
+            Seconds above which bounds need not be tight; where they are infinite, none is looked for.
+        """
+        cluster, seconds = self._workload.cluster, np.zeros(len(each))
+        is_open = [below_s < inf and has_unlisted(cluster, layout) for layout in each]
+        rows = np.flatnonzero(is_open)
+        if len(rows):
+            most = (most_members(cluster, each[row]).take(None) for row in rows.tolist())
+            bounds = profile_bounds(
+                self._workload,
+                layouts.take(rows),
+                [Placements(placement=placement) for placement in most],
+                self._limit_gib,
+                below_s=below_s,
+                or_less=True,
+            )
+            seconds[rows] = np.concatenate(bounds)
+        return seconds
+
+    def bounds(
+        self,
+        layouts: Layout,
+        each: Sequence[Layout],
+        least_s: FloatArray,
+        packed_s: FloatArray,
+        numbers_of_groups: Sequence[int],
+        *,
+        below_s: float,
+    ) -> list[MappingBounds]:
+        """Bounds of every listed mapping of some layouts, [n]; the others lower `unlisted_s`.
+
+        Raises OutOfTimeError behind the deadline.
+
+        Parameters
+        ----------
+        layouts
+            Shape [n].
+        each
+            The same one by one.
+        least_s
+            As `least_s` has it, for the same seconds.
         packed_s
             Seconds that each takes at the least, however its groups lie; shape [n].
         numbers_of_groups
             Of shard groups that the layouts could have instead.
+        below_s
+            Seconds above which bounds need not be tight.
         """
         found = {}
         for row, layout in enumerate(each):
@@ -168,19 +207,24 @@ class PartsOfNodes:
         counted = {row: one for row, one in found.items() if one is not None}
         own = layouts.take(np.array(list(counted), dtype=np.int64))
         listed = [Placements(placement=one.placement) for one in counted.values()]
-        seconds = profile_bounds(self._workload, own, listed, self._limit_gib, numbers_of_groups)
+        seconds = profile_bounds(
+            self._workload, own, listed, self._limit_gib, numbers_of_groups, below_s=below_s
+        )
         every = [np.zeros(0)] * len(each)
         for (row, one), bound_s in zip(counted.items(), seconds, strict=True):
             inside = keeps_inside(self._workload, each[row], one.placement)
             every[row] = np.where(inside, np.maximum(bound_s, packed_s[row]), inf)
         open_rows = [row for row, one in counted.items() if not self._is_all(each[row], one)]
-        others = self._others_s(
-            layouts, {row: counted[row] for row in open_rows}, numbers_of_groups
-        )
-        for row, others_s in zip(open_rows, others, strict=True):
-            least_s = float(packed_s[row])
+        unknown = {row: counted[row] for row in open_rows if not least_s[row]}
+        others = self._others_s(layouts, unknown, numbers_of_groups)
+        others_s = least_s.copy()
+        others_s[list(unknown)] = others
+        for row in open_rows:
+            packed = float(packed_s[row])
             self._unlisted[each[row]] = _Unlisted(
-                bound_s=max(others_s, least_s), least_s=least_s, groups=tuple(numbers_of_groups)
+                bound_s=max(float(others_s[row]), packed),
+                least_s=packed,
+                groups=tuple(numbers_of_groups),
             )
         return [
             MappingBounds(matrices={PROFILE: np.arange(len(bound_s))[:, None]}, bound_s=bound_s)
@@ -320,13 +364,60 @@ class PartsOfNodes:
                 continue
             for number in [number for number in open_ if bounds[row][number] < cutoff_s]:
                 priced, closes = self._priced_at(alike[number], reach, gpus, cutoff_s)
+                least_s = inf if closes else 0.0
+                if not closes and not self._is_ordered(alike[number]):
+                    within_s = cutoff_s if priced is None else priced.step_time_s
+                    better, least_s = self._by_ways(alike[number], reach, row, within_s)
+                    priced = better or priced
                 if priced is not None:
                     cutoff_s = priced.step_time_s
                     yield priced
-                if closes:
-                    bounds[row][number] = inf
-                else:
+                bounds[row][number] = max(bounds[row][number], least_s)
+                if least_s < cutoff_s:
                     stuck.add(number)
+
+    def _by_ways(
+        self, layout: Layout, reach: KindsReach, row: Row, cutoff_s: float
+    ) -> tuple[Priced | None, float]:
+        """The fastest mapping that reaches no further than a row, where less far may be faster: each way to
+        reach has its own price. None where none beats the cutoff; and what no way in doubt is faster than.
+        """
+        if self._workload.lengths is not None:
+            return None, 0.0  # packed samples send between replicas, which are not asked about
+        ways = reach.ways_within(row, MOST_WAYS_WITHIN)
+        if ways is None:
+            return None, 0.0
+        if not len(ways):
+            return None, inf
+        best: Priced | None = None
+        doubt_s = inf
+        placement = reach.placement(ways)
+        (bound_s,) = profile_bounds(
+            self._workload,
+            layout.flat(),
+            [Placements(placement=placement)],
+            self._limit_gib,
+            below_s=cutoff_s,
+        )
+        bound_s = np.where(keeps_inside(self._workload, layout, placement), bound_s, inf)
+        pricing = PlacedAs(self._workload, placement)
+        while time.monotonic() < self.deadline:
+            priced, undecided_s = _fastest(pricing, layout, bound_s, cutoff_s)
+            doubt_s = min(doubt_s, undecided_s)
+            if priced is None:
+                return best, doubt_s
+            way = ways[priced.matrix[PROFILE][0]]
+            wanted = tuple(way.tolist())
+            gpus = reach.find(wanted)
+            if gpus is None and reach.is_impossible(wanted):
+                bound_s[np.all(ways >= way, axis=1)] = inf
+                continue
+            is_known = gpus is not None and reach.is_reached(way, gpus)
+            if gpus is None or not is_known or int(layout.shard_groups) > 1:
+                return best, min(doubt_s, priced.step_time_s)
+            best = replace(priced, matrix={}, ranks=reach.ranks(gpus))
+            cutoff_s = priced.step_time_s
+        return best, min(doubt_s, float(bound_s.min()))
 
     def _are_priced(
         self,
@@ -470,6 +561,8 @@ class MappedPricing(CostModelPricing):
         self._spaces: dict[tuple[int, ...], _MappingSpace | None] = {}
         self._parts = PartsOfNodes(workload, self._limit_gib)
         self._undecided_s = inf
+        self._waiting: dict[Layout, tuple[float, MappingBounds]] = {}
+        """Layouts with a question open: what no mapping in doubt is faster than, and their bounds."""
         self._stages_apart: dict[Layout, bool] = {}
         """Of layouts looked at: whether stages are priced by where their own expert groups lie."""
 
@@ -491,18 +584,37 @@ class MappedPricing(CostModelPricing):
 
     @property
     def unlisted_s(self) -> float:
-        """Of all layouts whose mappings were bounded: no mapping that is not listed is faster than this."""
-        return self._parts.unlisted_s
+        """Of all layouts whose mappings were bounded: no mapping that is not listed, or waits for an answer,
+        is faster than this.
+        """
+        return min([self._parts.unlisted_s, *(seconds for seconds, _ in self._waiting.values())])
 
     def beyond_the_list(self, cutoff_s: float) -> Iterator[Priced]:
-        """Mappings onto parts of nodes that are not listed, each faster than the cutoff and those before.
+        """Mappings onto parts of nodes that are not listed, and those that questions left open, each faster
+        than the cutoff and those before.
 
         Parameters
         ----------
         cutoff_s
             Seconds that a mapping must beat; infinite where there is no price.
         """
-        return self._parts.beyond_the_list(cutoff_s)
+        for priced in self._parts.beyond_the_list(cutoff_s):
+            cutoff_s = priced.step_time_s
+            yield priced
+        self._packing.question_work = PATIENT_WORK
+        for layout in sorted(self._waiting, key=lambda layout: self._waiting[layout][0]):
+            least_s, mappings = self._waiting[layout]
+            if least_s >= cutoff_s:
+                return
+            space = self._space(layout)
+            assert space is not None
+            space.probed = False
+            better = self.exact(layout, self.tightened(layout, mappings), cutoff_s)
+            if better is not None:
+                cutoff_s = better.step_time_s
+                yield better
+            if layout in self._waiting and self._waiting[layout][0] < cutoff_s:
+                return  # nothing is gained above what stays open
 
     @property
     def prices_matrices(self) -> bool:
@@ -619,18 +731,17 @@ class MappedPricing(CostModelPricing):
         array of float, shape [n]
             Seconds.
         """
-        self._tell_stages_apart(layouts)
-        spaces = {}
-        for row in range(layouts.broadcast_shape()[0]):
-            space = self._space_apart(layouts.scalar(row))
-            if space is not None:
-                spaces[row] = space
-        bound_s = np.full(layouts.broadcast_shape()[0], inf)
+        each = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
+        rows = [row for row, layout in enumerate(each) if not self._is_counted(layout)]
+        self._tell_stages_apart(layouts.take(np.array(rows, dtype=np.int64)))
+        near = ((row, self._space_apart(each[row])) for row in rows)
+        spaces = {row: space for row, space in near if space is not None}
+        bound_s = np.full(len(each), inf)
         if spaces:
-            near = layouts.take(np.array(list(spaces)))
+            apart = layouts.take(np.array(list(spaces)))
             profiles = [space.profiles for space in spaces.values()]
-            each = profile_bounds(self._workload, near, profiles, self._limit_gib)
-            for (row, space), seconds in zip(spaces.items(), each, strict=True):
+            bounds = profile_bounds(self._workload, apart, profiles, self._limit_gib)
+            for (row, space), seconds in zip(spaces.items(), bounds, strict=True):
                 bound_s[row] = np.where(space.excluded, inf, seconds).min(initial=inf)
         return bound_s
 
@@ -749,25 +860,41 @@ class MappedPricing(CostModelPricing):
         numbers_of_groups
             Of shard groups that the layouts could have instead.
         below_s
-            Not used here: all profiles are bounded alike.
+            Seconds above which bounds need not be tight.
 
         Returns
         -------
         list of MappingBounds
-            One for each layout, [profiles] or [listed mappings] each.
+            One for each layout, [profiles] or [listed mappings] each; a single one that holds for all of them
+            where that is no less than `below_s`.
         """
-        del below_s
         rows = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
-        spaces, packed_s = [self._space(layout) for layout in rows], self.lower_bound_s(layouts)
-        counted = [row for row, layout in enumerate(rows) if self._is_counted(layout)]
-        parts = layouts.take(np.array(counted, dtype=np.int64))
+        is_counted = np.array([self._is_counted(layout) for layout in rows], dtype=bool)
+        counted, least_s = np.flatnonzero(is_counted), np.zeros(len(rows))
         each = [rows[row] for row in counted]
-        of_parts = self._parts.bounds(parts, each, packed_s[counted], numbers_of_groups)
+        least_s[counted] = self._parts.least_s(layouts.take(counted), each, below_s)
+        near = np.flatnonzero(least_s < below_s)
+        packed_s = np.zeros(len(rows))
+        packed_s[near] = self.lower_bound_s(layouts.take(near))
+        counted = near[is_counted[near]]
+        of_parts = self._parts.bounds(
+            layouts.take(counted),
+            [rows[row] for row in counted],
+            least_s[counted],
+            packed_s[counted],
+            numbers_of_groups,
+            below_s=below_s,
+        )
+        spaces = [self._space(layout) for layout in rows]
         held = [(row, space) for row, space in enumerate(spaces) if space is not None]
         profiles = [space.profiles for _, space in held]
         own = layouts.take(np.array([row for row, _ in held], dtype=np.int64))
-        bounds = profile_bounds(self._workload, own, profiles, self._limit_gib, numbers_of_groups)
-        all_bounds = [np.zeros(0)] * len(rows)
+        bounds = profile_bounds(
+            self._workload, own, profiles, self._limit_gib, numbers_of_groups, below_s=below_s
+        )
+        all_bounds = [
+            least_s[[row]] if least_s[row] >= below_s else np.zeros(0) for row in range(len(rows))
+        ]
         for (row, space), bound_s in zip(held, bounds, strict=True):
             all_bounds[row] = np.where(space.excluded, inf, np.maximum(bound_s, packed_s[row]))
         for row, bounds_of_parts in zip(counted, of_parts, strict=True):
@@ -808,7 +935,12 @@ class MappedPricing(CostModelPricing):
             self._probe(space)
         pricing = PlacedAs(self._workload, space.profiles.placement)
         bound_s = np.where(space.excluded, inf, mappings.bound_s)
-        return self._asked_in_turn(space, pricing, layout, bound_s, best=best, cutoff_s=cutoff_s)
+        best = self._asked_in_turn(space, pricing, layout, bound_s, best=best, cutoff_s=cutoff_s)
+        self._waiting.pop(layout, None)
+        if self._undecided_s < self._limit(best, cutoff_s):
+            self._waiting[layout] = (self._undecided_s, mappings)
+            self._undecided_s = inf
+        return best
 
     def _exact_by_stage(
         self, space: _MappingSpace, layout: Layout, least_s: float, cutoff_s: float

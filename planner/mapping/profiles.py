@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, groupby, product
-from math import comb, gcd
+from math import comb, gcd, inf
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from meshwright.planner.bounds.mappings import (
     rows_of_context,
     shared_times,
     shared_traffic,
+    times_under_mappings,
     useful_groups,
 )
 from meshwright.planner.bounds.paces import busiest_by_place_s, busiest_in_rooms_s
@@ -538,6 +539,7 @@ def profile_bounds(
     limit_gib: float,
     numbers_of_groups: Sequence[int] = (),
     *,
+    below_s: float = inf,
     or_less: bool = False,
     in_order: bool = False,
 ) -> list[FloatArray]:
@@ -555,6 +557,8 @@ def profile_bounds(
         What the peak on one GPU may reach.
     numbers_of_groups
         Numbers of shard groups that the layouts could have instead.
+    below_s
+        Seconds of a step; bounds at or above it are not made tighter.
     or_less
         Whether a placement also stands for all that reach less far in some group. Where an outer level is
         faster than an inner one, these may be the faster ones (`best_beyond`).
@@ -582,7 +586,8 @@ def profile_bounds(
             placed = [profiles[row].placement for row in part]
             ordered = layouts.take(part) if in_order else None
             stages = _Stages.of(context, placed, ordered, limit_gib)
-            seconds = _seconds(context, layouts.take(part), counts, limit_gib, stages)
+            bounds_of = _BoundsOf(context, layouts.take(part), counts, limit_gib, stages)
+            seconds = bounds_of.seconds(below_s)
             if 1 in numbers_of_groups:
                 apart = np.repeat([profiles[row].apart for row in part], counts)
                 seconds[apart & _no_better_than_one(context)] = np.inf
@@ -760,24 +765,60 @@ class _WholeLayers(NamedTuple):
         return np.asarray(layers >= self.number)
 
 
-def _seconds(
-    context: Context, layouts: Layout, counts: list[int], limit_gib: float, stages: _Stages | None
-) -> FloatArray:
-    times = shared_times(context, LAYER_AXES)
-    if times is None:  # No layout has a mapping that keeps its groups where they have to lie.
-        return np.zeros(0)
-    best = times if stages is None else stages.best
-    is_one_place = stages is None
-    busiest_s = busiest_in_rooms_s(
-        context, best, layouts, counts, limit_gib, by_passes=is_one_place
-    )
-    if stages is not None:
-        busiest_s = np.maximum(busiest_s, stages.busiest_s)
-        times = replace(times, by_stage=best.with_one_stage())
-    fits = np.isfinite(busiest_s)
-    traffic = shared_traffic(context, GROUPS_OF_TRAFFIC)
-    step = optimistic_step(context, times, np.where(fits, busiest_s, 0.0), traffic)
-    return np.where(fits, np.asarray(step.seconds, dtype=np.float64), np.inf)
+class _BoundsOf(NamedTuple):
+    """What some layouts take at the least under each of their profiles, those of the first one first."""
+
+    context: Context
+    """Of all profiles, one at least."""
+    layouts: Layout
+    counts: list[int]
+    """Profiles of each layout."""
+    limit_gib: float
+    stages: _Stages | None
+
+    def seconds(self, below_s: float) -> FloatArray:
+        """Of a step; sequences of passes, which take most of the time, raise what is below some seconds."""
+        stages, owner = self.stages, np.repeat(np.arange(len(self.counts)), self.counts)
+        times, rows, equal = times_under_mappings(self.context, owner)
+        if stages is not None:
+            times = replace(times, by_stage=stages.best.with_one_stage())
+            rows = equal = np.arange(len(owner))
+        in_two = self.context.workload.model.unlike_layers and stages is None and below_s < inf
+        busiest_s = self._busiest_s(times, rows, owner, by_passes=stages is None and not in_two)
+        step_s = self._steps_s(times, busiest_s[equal], np.arange(len(owner)))
+        several = np.broadcast_to(np.asarray(self.context.layout.vpp) > 1, owner.shape)
+        near = np.flatnonzero(several & (step_s < below_s)) if in_two else owner[:0]
+        if len(near):
+            again = np.unique(equal[near])
+            busiest_s[again] = self._busiest_s(times, rows[again], owner, by_passes=True)
+            step_s[near] = self._steps_s(times, busiest_s[equal[near]], near)
+        return step_s
+
+    def _busiest_s(
+        self, times: KindTimes, rows: IntArray, owner: IntArray, *, by_passes: bool
+    ) -> FloatArray:
+        """`busiest_in_rooms_s` of some profiles, rows in the order of their owners."""
+        stages, counts = self.stages, np.bincount(owner[rows], minlength=len(self.counts))
+        best = (times if stages is None else stages.best).rows(rows, len(owner))
+        busiest_s = busiest_in_rooms_s(
+            rows_of_context(self.context, rows),
+            best,
+            self.layouts,
+            counts,
+            self.limit_gib,
+            by_passes=by_passes,
+        )
+        return busiest_s if stages is None else np.maximum(busiest_s, stages.busiest_s[rows])
+
+    def _steps_s(self, times: KindTimes, busiest_s: FloatArray, rows: IntArray) -> FloatArray:
+        """`optimistic_step` of some profiles by what their busiest ranks take; infinite without a split."""
+        context, fits = self.context, np.isfinite(busiest_s)
+        if len(rows) < len(context.placement.tp):
+            times = times.rows(rows, len(context.placement.tp))
+            context = rows_of_context(context, rows)
+        traffic = shared_traffic(context, GROUPS_OF_TRAFFIC)
+        step = optimistic_step(context, times, np.where(fits, busiest_s, 0.0), traffic)
+        return np.where(fits, np.asarray(step.seconds, dtype=np.float64), inf)
 
 
 def _no_better_than_one(context: Context) -> BoolArray:

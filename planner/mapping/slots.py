@@ -532,19 +532,20 @@ def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
     """
     per_node, world = cluster.gpus_per_node, int(layout.gpus)
     group = lcm(int(layout.tp), int(layout.etp))
-    sizes: Sequence[int] = range(per_node, group - 1, -1)
-    if group > per_node:
-        both = lcm(group, int(layout.expert_group))
-        sizes = [size for size in (group, both) if size % per_node == 0]
-    fitting = []
-    for size in sizes:
-        if size % group == 0 and world % size == 0:
-            try:
-                inside_slot(layout, size)
-            except InfeasibleError:
-                continue
-            fitting.append(size)
-    return fitting if group <= per_node else fitting[:1]
+
+    def fits(size: int) -> bool:
+        if size % group or world % size:
+            return False
+        try:
+            inside_slot(layout, size)
+        except InfeasibleError:
+            return False
+        return True
+
+    if group <= per_node:
+        return [size for size in range(per_node, group - 1, -1) if fits(size)]
+    joined = (group, lcm(group, int(layout.expert_group)))
+    return [size for size in joined if size % per_node == 0 and fits(size)][:1]
 
 
 def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int = 0) -> Instance:

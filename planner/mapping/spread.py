@@ -194,14 +194,9 @@ class SpreadSolution(MappingSolution):
         return self.bound_s > 0 or self.price_s == 0
 
     @property
-    def reach_proven(self) -> bool:
-        """Whether no groups reach less far."""
-        return self.pods.proven and self.leaves.proven
-
-    @property
     def proven(self) -> bool:
         """Whether no mapping reaches less far, and none that reaches as far sends less."""
-        return self.reach_proven and super().proven
+        return self.pods.proven and self.leaves.proven and super().proven
 
 
 def reach_of(problem: MappingProblem, assignment: IntArray) -> tuple[Reach, Reach]:

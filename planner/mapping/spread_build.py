@@ -15,6 +15,7 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import InputError
 from meshwright.planner.mapping.problem import (
     FloatArray,
     IntArray,
@@ -54,6 +55,13 @@ class ReachWeights:
     """
 
     data_parallel: int = 500
+
+    @staticmethod
+    def of(share: float) -> ReachWeights:
+        """From what data-parallel groups count, 0 to 1. Raises InputError beyond that."""
+        if not 0 <= share <= 1:
+            raise InputError("must be from 0 to 1", where="dp_weight", value=share)
+        return ReachWeights(data_parallel=round(1000 * share))
 
     @property
     def pipeline(self) -> int:

@@ -31,6 +31,7 @@ from meshwright.documents import (
     finite,
     is_file,
     left_out_at,
+    path_of,
     path_text,
     read_mapping,
     read_text,
@@ -717,7 +718,7 @@ def read_any_plan(path: str | PathLike[str]) -> AnyPlan:
     InfeasibleError
         If its plan has no layout.
     """
-    mixed = mixed_plan_path(Path(path))
+    mixed = mixed_plan_path(path_of(path, "plan"))
     if mixed is None:
         return read_feasible_plan(path)
     plan = read_mixed_answer(mixed)

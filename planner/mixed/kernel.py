@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Recompute
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout
 from meshwright.costmodel.mixed import (
     PipelineLoad,
     PlacedPart,
@@ -48,6 +48,7 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import (
     ALL_LAYERS,
     BackwardSeconds,
+    Parts,
     SplitCosts,
     may_begin,
     of_backward,
@@ -75,20 +76,6 @@ class Rooms(NamedTuple):
 
 
 # Partitions of the layers among the ranks of a kernel.
-
-
-class RankParts(NamedTuple):
-    """What a rank takes that holds the layers from one place to another, arrays [begin, end]."""
-
-    seconds: FloatArray
-    """Of both passes of a micro-batch."""
-    backward_s: FloatArray
-    dense: FloatArray
-    """Parameters outside experts."""
-    experts: FloatArray
-    """Parameters of experts."""
-    may_be: BoolArray
-    """Whether there is such a part, and memory holds it."""
 
 
 class PlayedSplit(NamedTuple):
@@ -134,7 +121,7 @@ class Partitions:
         self,
         segments: Sequence[Segment],
         layout: Layout,
-        ranks: Sequence[RankParts],
+        ranks: Sequence[Parts],
         sent_s: FloatArray,
         slower: float,
     ) -> None:
@@ -184,7 +171,7 @@ class Partitions:
         tables = [
             [
                 np.where(each.may_be & (each.seconds <= longest_s), column, inf)
-                for column in (each.seconds, -each.seconds, each.dense, each.experts)
+                for column in (each.seconds, -each.seconds, each.load, each.experts)
             ]
             for each in self._ranks
         ]
@@ -307,7 +294,7 @@ class Partitions:
                 [getattr(each, name)[at] for each, at in zip(self._ranks, parts, strict=True)],
                 axis=-1,
             )
-            for name in ("seconds", "backward_s", "dense", "experts")
+            for name in ("seconds", "backward_s", "load", "experts")
         )
         played_s = played_pipeline_s(self._segments, seconds - backward_s, backward_s)
         holdings = [
@@ -389,7 +376,7 @@ class _Between:
 
     def __init__(
         self,
-        ranks: Sequence[RankParts],
+        ranks: Sequence[Parts],
         segments: Sequence[Segment],
         borders: Sequence[int],
         micro_batches: int,
@@ -409,7 +396,7 @@ class _Between:
         self._places = [np.flatnonzero(each) for each in reversed(behind)]
         """Where each rank may begin, and where the last one ends."""
         around = [np.ix_(*pair) for pair in pairwise(self._places)]
-        own_s, backward_s, self._dense, self._experts, self._may_be = (
+        own_s, self._dense, self._experts, self._may_be, backward_s = (
             [np.asarray(column[at]) for column, at in zip(columns, around, strict=True)]
             for columns in zip(*ranks, strict=True)
         )
@@ -534,7 +521,7 @@ class PartCosts:
     placed: PlacedPart
     _costs: dict[int, SplitCosts] = field(default_factory=dict)
     _rooms: dict[int, tuple[Rooms, ...]] = field(default_factory=dict)
-    _tables: dict[int, dict[tuple[bool, bool], RankParts]] = field(default_factory=dict)
+    _tables: dict[int, dict[tuple[bool, bool], Parts]] = field(default_factory=dict)
 
     @cached_property
     def _layer_costs(self) -> LayerCosts:
@@ -583,7 +570,7 @@ class PartCosts:
             costs = self._fit(amount).split_costs(self._layer_costs, self._unlike, ends)
         return costs, of_backward(costs)
 
-    def in_order(self, amount: int, way: int, ranks: range) -> list[RankParts]:
+    def in_order(self, amount: int, way: int, ranks: range) -> list[Parts]:
         """What each of some ranks may hold of the sequence of layers, with so many of its own recomputed in
         one of `ways_of_recomputing`.
 
@@ -606,8 +593,8 @@ class PartCosts:
             end = rank == 0, rank == last
             if end not in tables:
                 both, backward = (parts_of(costs, rank) for costs in self._in_sequence(amount))
-                tables[end] = RankParts(
-                    both.seconds, backward.seconds, both.load, each * both.experts, both.may_be
+                tables[end] = both._replace(
+                    experts=each * both.experts, backward_s=backward.seconds
                 )
             parts.append(tables[end]._replace(may_be=self._may_hold(amount, way, rank)))
         return parts
@@ -785,7 +772,7 @@ class MixedKernel:
     @cached_property
     def full(self) -> bool:
         """Whether it recomputes whole layers."""
-        return bool(int(self.layout.recompute) & Recompute.FULL)
+        return bool(self.layout.recomputes_layers)
 
     @cached_property
     def costs(self) -> tuple[SplitCosts, ...]:

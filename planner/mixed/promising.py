@@ -30,7 +30,7 @@ from meshwright.costmodel.footprint import (
 )
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes
-from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Recompute
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout
 from meshwright.costmodel.mixed import PlacedPart, Segment, crossing_context
 from meshwright.costmodel.rank_load import counts_in_order, last_rank_s, longer_pass_share
 from meshwright.costmodel.schedules import in_flight, least_by_work, least_of_segments_s
@@ -629,7 +629,7 @@ class RowBounds:
         bytes_of = np.stack([self._memory[index] for index in range(len(self._workloads))])
         taken = (bytes_of[part, k, rows[:, None]] for k in range(6))
         states, saved, dropped, free, lead_states, lead_saved = taken
-        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+        full = layouts.recomputes_layers
         whole = states + saved * flying
         if self._unlike:
             short_of = np.stack(self._short_of_mean)
@@ -701,7 +701,7 @@ class RowBounds:
             saved = saved_activations(workload, self._layouts)
             layer: LayerBytes = layer_bytes(workload, self._layouts, saved)
             free = usable_hbm_gib(workload) * GIB - self._beside_layers(workload)
-            full = (np.asarray(self._layouts.recompute) & int(Recompute.FULL)) != 0
+            full = self._layouts.recomputes_layers
             dropped = np.minimum(layer.leading_dropped, layer.leading_saved)
             lead_saved = np.where(full, dropped, layer.leading_saved)
             own = (layer.states, layer.saved, layer.dropped, free, layer.leading_states, lead_saved)
@@ -718,8 +718,9 @@ class RowBounds:
 
     def _beside_layers(self, workload: Workload) -> FloatArray:
         """Bytes beside the layers on every rank, with one layer recomputed or all."""
-        full = (np.asarray(self._layouts.recompute) & int(Recompute.FULL)) != 0
-        one = replace(self._layouts, recompute_layers=full.astype(np.int64))
+        one = replace(
+            self._layouts, recompute_layers=self._layouts.recomputes_layers.astype(np.int64)
+        )
         beside = [bytes_on_every_rank(workload, each) for each in (self._layouts, one)]
         return np.asarray(np.minimum(*beside))
 
@@ -852,12 +853,12 @@ def _lacks_room(
     workload: Workload, layouts: Layout, most: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """Whether some rank, were it on this part, may not hold so many layers, the fewest recomputed."""
-    if memory_profile(workload.framework).keeps_stage_outputs or workload.model.unlike_bytes:
+    outputs = memory_profile(workload.framework).keeps_stage_outputs
+    if outputs != "none" or workload.model.unlike_bytes:
         # What stages keep is beside the rooms, and of layers with unlike bytes these are for the smallest.
         return np.ones(layouts.broadcast_shape(), dtype=np.bool_)
-    full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
     one = 1 if framework_of_stack(workload.framework).recompute_amount is not None else ALL_LAYERS
-    sized = replace(layouts, recompute_layers=np.where(full, one, 0))
+    sized = replace(layouts, recompute_layers=np.where(layouts.recomputes_layers, one, 0))
     rooms = main_layer_rooms(workload, sized, usable_hbm_gib(workload) * (1 - _MEMORY_ROUNDING))
     place = np.arange(rooms.shape[1])
     leading = workload.model.dense_layers if workload.model.moe_layers else 0
@@ -1297,7 +1298,7 @@ def _rows_below(
 
 def _legal(workloads: Sequence[Workload], layouts: Layout, gpus: int) -> Layout:
     """Layouts that no rule of any part forbids, with as many layers recomputed as can be."""
-    full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+    full = layouts.recomputes_layers
     layouts = replace(layouts, recompute_layers=np.where(full, ALL_LAYERS, 0))
     for workload in workloads:
         together = replace(workload, gpus=gpus)

@@ -203,6 +203,8 @@ class MixedSearch:
             least_s = min([*first_waiting, self._limit_s, outcome.unlisted_s])
             outcome.lower_bound_s = least_s if rows else None
             outcome.status = self._ended(is_proven=False)
+        # Some are priced before all are counted, and the count leaves out what those prices rule out.
+        outcome.rows = max(outcome.rows, outcome.priced)
         if outcome.lower_bound_s == inf:
             outcome.lower_bound_s = None
         return outcome

@@ -19,7 +19,7 @@ from meshwright.costmodel.layout import AXES, ROUNDING, Layout, Recompute
 from meshwright.costmodel.lengths import DEALT, UNPACKED, PackedLengths
 from meshwright.costmodel.losses import ALL_LOGITS
 from meshwright.costmodel.measured_settings import optimum_band
-from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_band, step_time_band
+from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import (
     POINT_ESTIMATE,
     best_measured_mfu,
@@ -755,11 +755,11 @@ def predicted_use(workload: Workload, best: Priced) -> tuple[Predicted, MappingU
     ranks = best.ranks or ranks_on(workload.cluster, best.matrix)
     use = prediction.mapping_use(workload, best.layout, ranks)
     predicted = predicted_document(workload, prediction, use)
-    if has_own_band(workload) or workload.adapters is not None:
+    if predicted.band_of == "own runs" or workload.adapters is not None:
         return predicted, use
     band = optimum_band(workload, best.layout, step_time_band(workload))
     band = with_stragglers(band, workload.nodes)
-    update = {"error_band": ErrorBandDoc(**vars(band)), "band_of": "optima"}
+    update = {"error_band": ErrorBandDoc.of(band), "band_of": "optima"}
     return predicted.model_copy(update=update), use
 
 

@@ -161,14 +161,12 @@ def fastest_plan(
     request: PlanRequest,
     progress: Progress | None = None,
     *,
-    hedged: bool = False,
     explained: bool = True,
 ) -> Plan:
     """The fastest plan for a request, verified; or the reason why there is none. Parameters and errors are
-    those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior. Without
-    `explained` no reason is searched for.
+    those of `make_plan`. Without `explained` no reason is searched for.
     """
-    return _searched(request, progress, hedged=hedged, explained=explained)[1]
+    return _searched(request, progress, hedged=False, explained=explained)[1]
 
 
 def _searched(

@@ -19,7 +19,14 @@ from meshwright.costmodel.layout import AXES, Layout, Placement, StagedPlacement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import Workload
-from meshwright.documents import LARGE_FILE_BYTES, finite, path_text, read_mapping, validated
+from meshwright.documents import (
+    LARGE_FILE_BYTES,
+    finite,
+    path_of,
+    path_text,
+    read_mapping,
+    validated,
+)
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.bounds.exact_cost import Matrix, Priced, Stages
 from meshwright.planner.bounds.mappings import Matrices
@@ -123,7 +130,7 @@ def read_plan(path: str | PathLike[str]) -> Plan:
     InputError
         If there is no such file, or what it holds is no plan or contradicts itself.
     """
-    path = plan_path(Path(path))
+    path = plan_path(path_of(path, "plan"))
     where = path_text(path)
     if path.suffix in (".sh", ".toml"):
         what = "`estimate FILE --from-launch` reads what a framework is started with"

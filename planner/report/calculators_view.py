@@ -429,9 +429,16 @@ def _roofs_of_plan(plan: Document) -> View:
         ("peak", f"{plan['peak_tflops']:,.1f} TFLOP/s of {plan['precision']}"),
         ("ridge of memory", f"{plan['memory_ridge_flop_per_byte']:,.0f} FLOP/byte"),
         ("batch of a rank", f"{plan['batch_of_a_rank']:g} sequences a step"),
+        ("compute of a step", seconds(plan["compute_s"])),
     ]
+    compute_s = plan["breakdown_s"]
+    parts = [
+        [name.replace("_", " "), part, part / sum(compute_s.values())]
+        for name, part in compute_s.items()
+    ]
+    computed = Table([Column("part"), Column("time", SECONDS), Column("share", PERCENT)], parts)
     network = _network_view(plan["network"]) if plan["network"] else []
-    return [Facts(facts), table(plan["products"], columns), *network]
+    return [Facts(facts), computed, table(plan["products"], columns), *network]
 
 
 def _product(document: Document) -> Facts:
@@ -479,7 +486,7 @@ def _network_view(network: Document) -> View:
         **{kind: Column(f"{wished} {kind}", decimals(2)) for kind in ("overlapped", "serial")},
     }
     rows = [{**level, **level[key]} for level in network["levels"]]
-    title = f"Gradients of data parallelism at {network['peak_tflops']:,.1f} TFLOP/s"
+    title = f"Data parallelism at {network['peak_tflops']:,.1f} TFLOP/s"
     view: View = [Heading(title), table(rows, levels)]
     for level in network["levels"]:
         advice = {row["regime"]: row["advice"] for row in level["batches"]}

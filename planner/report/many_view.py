@@ -146,6 +146,12 @@ def _status(row: Row) -> Words:
     return Words(words, _STYLES.get(row["status"], "yellow"))
 
 
+def _unproven(rows: Sequence[Row], remedy: str) -> View:
+    """How many rows are the best that was found, or nothing, since their search ended before the proof."""
+    number = sum(row["status"] in ("feasible", "unknown", "not searched") for row in rows)
+    return [line(f"{number} not proven: the search ended first; {remedy}.")] if number else []
+
+
 def _sums(report: BatchReport, shown: int) -> View:
     by_status = ", ".join(f"{number} {status}" for status, number in report.by_status.items())
     jobs = f"{counted(report.jobs, 'job')}: {by_status}."
@@ -157,6 +163,7 @@ def _sums(report: BatchReport, shown: int) -> View:
     work = f"Work: {seconds(report.work_s / per_job)} a job."
     return [
         line(jobs),
+        *_unproven(report.rows, "a job's time_limit, or --time-limit, may be longer"),
         line(f"{report.jobs - report.already} done in {seconds(report.wall_s)}{earlier}."),
         line(f"Cache: {report.cached} of {report.jobs} answers ({hits}). {work}"),
         *(line(f"Written: {path}") for path in report.written),
@@ -393,6 +400,7 @@ def sweep_view(report: SweepReport) -> View:
     view: View = [table(report.rows, columns)]
     if len(report.axes.get("precision", ())) > 1:
         view.append(line("MFU is of the peak of each row's own precision"))
+    view += _unproven(report.rows, "--time-limit may be longer")
     return [*view, Bullets(failures)] if failures else view
 
 

@@ -37,6 +37,7 @@ from meshwright.planner.report.explain_view import (
 )
 from meshwright.planner.report.plan_words import status_words
 from meshwright.planner.report.prediction_view import (
+    band_text,
     baseline_view,
     breakdown_view,
     headline,
@@ -337,11 +338,7 @@ def _proof_section(plan: Plan) -> Section:
         status = status_words(plan.status, plan.objective.gap).capitalize()
         words = f"{status}: {plan_view.meaning_words(plan)}. "
     if plan.predicted is not None:
-        band = plan.predicted.error_band
-        if plan.predicted.band_of == "optima":
-            words += f"Likely is as 90 %: {band.basis}."
-        else:
-            words += f"Likely is as 90 % of {count(band.rows)} measured steps on {band.basis}."
+        words += f"Likely is {band_text(plan.predicted)}."
     robustness = plan_view.robustness_view(plan.robustness, plan.inputs)
     view = [
         *plan_view.evidence_view(plan, is_full=False),

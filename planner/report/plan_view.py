@@ -40,6 +40,7 @@ from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.report import plan_words
 from meshwright.planner.report.prediction_view import (
     against_today,
+    band_text,
     headline,
     layout_view,
     prediction_view,
@@ -170,9 +171,7 @@ def _whose_band(predicted: Predicted) -> str:
     """What lay in the band of a prediction, behind its two ends."""
     measured = predicted.error_band.rows
     if predicted.band_of != "optima":
-        if measured < FEW_PLANS:
-            return f", by {predicted.error_band.basis}"
-        return f", as 90 % of {count(measured)} measured steps"
+        return f", {band_text(predicted)}"
     near = "the fastest measured step was so near its plan"
     if measured >= FEW_PLANS:
         return f": in 9 of 10 comparable jobs ({count(measured)} measured) {near}"
@@ -399,6 +398,7 @@ def training_rows(inputs: PlanInputs) -> list[tuple[str, str]]:
     return [
         ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
         ("training", plan_words.training_text(inputs)),
+        ("constants", optional(inputs.calibration, lambda own: f"calibrated: {own.name}")),
         *plan_words.trained_line(inputs),
         *_images_line(inputs),
     ]

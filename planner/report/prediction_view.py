@@ -198,17 +198,12 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
     per_gpu = count(predicted.tokens_per_s_per_gpu)
     tokens_per_s = count(workload.tokens_per_step / step_s)
     low, high = (seconds(step_s * edge) for edge in (band.low, band.high))
-    basis = f"as 90 % of {count(band.rows)} measured steps on {band.basis}"
-    if band.basis.startswith(f"{band.rows} own run"):
-        basis = f"by {band.basis}"
-    if predicted.band_of == "optima":
-        basis = f"as 90 %: {band.basis}"
     mfu = f"MFU {percent(predicted.mfu)}"
     rows = [
         ("step time", seconds(step_s)),
         ("throughput", f"{tokens_per_s} tokens/s, {per_gpu} tokens/s per GPU"),
         ("compute", f"{predicted.tflops_per_gpu:.1f} TFLOP/s per GPU, {mfu}"),
-        ("likely", f"{low} to {high}, {basis}"),
+        ("likely", f"{low} to {high}, {band_text(predicted)}"),
     ]
     title = "Traffic that one GPU sends across each fabric level in a step"
     return [
@@ -218,6 +213,23 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
         *_memory(predicted, workload),
         *section(title, predicted.level_traffic, _TRAFFIC),
     ]
+
+
+def band_text(predicted: Predicted) -> str:
+    """What lay in the band of a prediction: `as 90 % of 129 measured steps on h100 with megatron`.
+
+    Parameters
+    ----------
+    predicted
+        What the cost model expects.
+    """
+    band = predicted.error_band
+    words = {
+        "own runs": f"by {band.basis}",
+        "optima": f"as 90 %: {band.basis}",
+        "measured runs": f"as 90 % of {count(band.rows)} measured steps on {band.basis}",
+    }
+    return words[predicted.band_of]
 
 
 _TRAFFIC: Columns = {

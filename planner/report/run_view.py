@@ -34,9 +34,8 @@ from meshwright.planner.report.view import (
     table,
 )
 from meshwright.planner.runs.calibration.machine import MachineReport
-from meshwright.planner.runs.calibration.service import CalibrationReport
-from meshwright.planner.runs.prediction import PricedRun
-from meshwright.planner.runs.run_file import Run
+from meshwright.planner.runs.calibration.service import CalibrationReport, three_digits
+from meshwright.planner.runs.prediction import PricedRun, peak_as_measured
 from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.runs.validation import KINDS, ValidationReport
 
@@ -81,22 +80,27 @@ def run_view(priced: PricedRun) -> View:
         Facts(rows),
         *layout_view(layout_document(run.layout, priced.prediction.stages), None),
         *prediction_view(predicted, workload),
-        *_measured(run, predicted.step_time_s, max(predicted.memory_gib)),
+        *_measured(priced),
     ]
 
 
-def _measured(run: Run, step_time_s: float, memory_gib: float) -> View:
+def _measured(priced: PricedRun) -> View:
+    run, predicted, step_time_s = priced.run, priced.predicted, priced.predicted.step_time_s
     measured = run.measured
     if measured is None:
         return []
     if measured.out_of_memory:
+        memory_gib = max(predicted.memory_gib)
         limit_gib = usable_hbm_gib(run.workload)
         fits = "to fit, wrongly" if memory_gib <= limit_gib else "not to fit, rightly"
         said = f"predicted {fits}: {memory_gib:.1f} of {limit_gib:.1f} usable GiB"
         return [Heading("Against the measurement"), line(f"the run ended out of memory; {said}")]
+    parts_gib, context_gib = priced.prediction.memory_parts_gib, priced.prediction.context_gib
+    peak_gib = peak_as_measured(parts_gib, context_gib, measured)
+    whose = "memory of rank 0" if measured.first_rank else "memory"
     pairs: list[tuple[str, Callable[[float], str], float, float | None]] = [
         ("step time", seconds, step_time_s, measured.step_time_s),
-        ("memory", "{:.1f} GiB".format, memory_gib, measured.memory_gib),
+        (whose, "{:.1f} GiB".format, peak_gib, measured.memory_gib),
     ]
     rows = [
         [name, write(predicted), write(actual), f"{100 * (predicted / actual - 1):+.1f} %"]
@@ -250,7 +254,9 @@ def _rows(rows: list[Document], *, every_row: bool) -> View:
         "predicted": Column("pred.", Kind(_plain_seconds), "s", value=partial(_step, "predicted")),
         "measured": Column("meas.", Kind(_plain_seconds), "s", value=partial(_step, "measured")),
         "error_s": Column("error", Kind(partial(_plain_seconds, sign="+")), "s"),
-        "error_pct": Column("err.", _SIGNED, "%", value=_error),
+        "error_pct": Column(
+            "err.", _SIGNED, "%", value=lambda row: "failed" if row["failed"] else row["error_pct"]
+        ),
         "memory_error_pct": Column("mem.", _SIGNED, unit="%"),
     }
     failures = [
@@ -261,10 +267,6 @@ def _rows(rows: list[Document], *, every_row: bool) -> View:
 
 def _step(side: str, row: Document) -> object:
     return row[side] and row[side]["step_time_s"]
-
-
-def _error(row: Document) -> object:
-    return "failed" if row["failed"] else row["error_pct"]
 
 
 def _plain_seconds(value_s: float, sign: str = "") -> str:
@@ -372,7 +374,7 @@ def scatter_svg(dots: Sequence[Dot], title: str) -> str:
 MOVED_PCT = 1.0
 """Mean change of predictions from which a constant is said to have moved."""
 _MOST_CALIBRATED_ROWS = 20
-_THREE = Kind(lambda value: f"{value:.3g}")
+_THREE = Kind(three_digits)
 
 
 def calibration_view(report: CalibrationReport) -> View:
@@ -427,7 +429,7 @@ def machine_view(report: MachineReport) -> View:
         "unit": "unit",
         "moved_pct": Column("moved", _SIGNED, unit="%"),
         "points": Column("times", COUNT),
-        "scatter_pct": Column("scatter", _SIGNED, unit="%"),
+        "scatter_pct": Column("scatter", decimals(1), unit="%"),
     }
     moved: View = []
     if sentences:

@@ -246,13 +246,13 @@ def _figures(document: Document) -> Block:
             ("a data-parallel group", "data_parallel"),
             ("a pipeline", "pipeline"),
         ):
-            touched = [_touched(side["spread"][blocks], group) for side in sides]
+            spreads = [side["spread"][blocks] for side in sides]
+            touched = [
+                f"{spread[f'{group}_max']} at most, {spread[f'{group}_mean']:.1f} mean"
+                for spread in spreads
+            ]
             rows.append([f"{blocks} of {words}", *touched])
     return Table(columns, rows)
-
-
-def _touched(spread: Mapping[str, float], group: str) -> str:
-    return f"{spread[f'{group}_max']} at most, {spread[f'{group}_mean']:.1f} mean"
 
 
 def _certificate(document: Document) -> str:
@@ -266,10 +266,18 @@ def _certificate(document: Document) -> str:
         change = f"{percent(abs(saved))} {'more' if saved < 0 else 'less'} than hostname order"
         head = "touched at most (a data-parallel group, a pipeline)"
         return f"{head}: {'; '.join(parts)}; busy up-links: {change}; {took}"
-    proof = "proven least within the cost model"
+    of_slots = f"of all ways to lay these slots of {counted(document['slots']['gpus'], 'GPU')}"
+    proof = f"proven least {of_slots}"
     if document["status"] != "optimal":
-        proof = f"bound {seconds(document['lower_bound_s'])}, gap {percent(document['gap'], 2)}"
-    return f"busy up-links: {percent(saved)} less than hostname order; {proof}; {took}"
+        bound = f"bound {seconds(document['lower_bound_s'])}, gap {percent(document['gap'], 2)}"
+        proof = f"{bound} {of_slots}"
+    said = f"busy up-links: {percent(saved)} less than hostname order; {proof}; {took}"
+    if document["slots"]["gpus"] % document["slots"]["gpus_per_node"]:
+        said += (
+            ". Slots are parts of nodes: other cuts of the nodes, and the step, are outside this proof; "
+            "plan on these nodes looks at both"
+        )
+    return said
 
 
 def _reach(name: str, level: Document) -> str:
@@ -301,6 +309,7 @@ _MEANS = {
     "held_out_balance_mean": "held-out balance",
     "held_out_node_balance_mean": "held-out balance of nodes",
     "held_out_nodes_per_token_mean": "held-out nodes per token",
+    "held_out_cross_node_share_mean": "held-out choices that leave the source's node",
     "permutation_density_mean": "permutation density",
     "inside_node_share_mean": "choices inside the node",
     "inside_leaf_share_mean": "choices inside the leaf",

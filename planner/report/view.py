@@ -315,7 +315,7 @@ _UNBOUNDED = 10_000
 
 
 class _FoldedGrid(Grid):
-    """A table that folds words and headings before numbers, where it is too wide and that is enough."""
+    """A table that folds words and headings and moves columns closer before numbers, where that is enough."""
 
     def __rich_console__(self, console: Any, options: Any) -> Iterable[Any]:
         wide = console.measure(self, options=options.update(max_width=_UNBOUNDED)).maximum
@@ -326,7 +326,10 @@ class _FoldedGrid(Grid):
             folded = max(cells, *map(len, head.split()), 0)
             needed -= max(cells, len(head))
             needed += folded if column in numbers else min(folded, _NARROWEST_WORDS)
-        if needed <= options.max_width < wide:
+        between = len(self.columns) - 1
+        if needed - between <= options.max_width < wide:
+            if needed > options.max_width:
+                self.padding = 0
             for column in numbers:
                 column.no_wrap = True
                 column.header = "\n".join(str(column.header).split())

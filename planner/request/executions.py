@@ -73,7 +73,12 @@ class ExecutionOptions:
         ]
         every = [Execution(**values, **self.fixed) for values in combinations]
         if self.sharded:
-            narrowest_first = sorted(self.sharded.items(), key=lambda each: _plain_ones(each[1]))
+            narrowest_first = sorted(
+                self.sharded.items(),
+                key=lambda each: sum(
+                    value == BY_NAME[name].plain for name, value in each[1].items()
+                ),
+            )
             every = [
                 replace(each, **numerics)
                 for (recipe, *_), numerics in narrowest_first
@@ -95,10 +100,6 @@ class ExecutionOptions:
         """
         numerics = self.sharded.get((execution.fp8_recipe, *pair), {})
         return all(getattr(execution, name) == value for name, value in numerics.items())
-
-
-def _plain_ones(numerics: Mapping[str, Any]) -> int:
-    return sum(value == BY_NAME[name].plain for name, value in numerics.items())
 
 
 def with_shardings(

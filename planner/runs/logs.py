@@ -12,7 +12,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -37,8 +37,8 @@ LONGEST_LINE = 2**13
 """Characters; what is longer is cut, and no figure that is read lies behind."""
 MOST_POINTS = 1_000_000
 _MOST_EVENT_FILES = 64
-_MOST_NAMED = 12
-"""Names that an error lists."""
+_MOST_NAMED, _LONGEST_NAME = 12, 1024
+"""Names that an error lists, and characters of one of a history that is looked at."""
 _SLOWEST_S, _MOST_TOKENS_PER_S, _LARGEST_GIB = 1e6, 1e9, 1e5
 _MIB_PER_GIB = 1024.0
 _EXTRA = "event files need the package tensorboard: pip install 'meshwright[logs]'"
@@ -282,18 +282,30 @@ def write_run_file(output: Path, row: Mapping[str, Any]) -> None:
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\[rank(\d{1,7})\]")
-_MEGATRON_STEP = re.compile(
-    r"iteration\s+(\d{1,12})\s*/\s*\d{1,12}\s*\|.*?elapsed time per iteration \(ms\):\s*([^\s|]{1,40})"
+_MEGATRON_STEP = (
+    re.compile(r"iteration\s+(\d{1,12})\s*/\s*\d{1,12}\s*\|"),
+    re.compile(r"elapsed time per iteration \(ms\):\s*([^\s|]{1,40})"),
 )
-_MEGATRON_MEMORY = re.compile(
-    r"\[Rank (\d{1,7})\].{0,80}memory \(MB\) \|.*?max allocated: ([^\s|]{1,40})"
+_MEMORY = (
+    (
+        re.compile(r"\[Rank (\d{1,7})\].{0,80}memory \(MB\) \|"),
+        re.compile(r"max allocated: ([^\s|]{1,40})"),
+        1.0 / _MIB_PER_GIB,
+    ),
+    (
+        re.compile(r"\[Rank (\d{1,7})\].{0,80}memory \(GB\) \|"),
+        re.compile(r"mem-max-allocated-gigabytes: ([^\s|]{1,40})"),
+        _GIB_PER_GB,
+    ),
 )
-_BRIDGE_MEMORY = re.compile(
-    r"\[Rank (\d{1,7})\].{0,80}memory \(GB\) \|.*?mem-max-allocated-gigabytes: ([^\s|]{1,40})"
+"""Of Megatron-LM and of Megatron-Bridge: rank, peak, and GiB of its unit."""
+_TORCHTITAN_STEP = (
+    re.compile(r"step:\s*(\d{1,12})\s+loss:"),
+    re.compile(r"memory:\s*([^\sG]{1,40})GiB"),
+    re.compile(r"[tw]ps:\s*([\d,.]{1,40})"),
 )
-_TORCHTITAN_STEP = re.compile(
-    r"step:\s*(\d{1,12})\s+loss:.{0,200}?memory:\s*([^\sG]{1,40})GiB.{0,80}?[tw]ps:\s*([\d,.]{1,40})"
-)
+_NEAR = 300
+"""Characters behind which another figure of torchtitan's line stands."""
 _OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory")
 
 
@@ -302,24 +314,46 @@ def _of_text(path: Path) -> LoggedRun:
     for number, text in _lines(path):
         where = f"{path_text(path)}: line {number}"
         words = _COLOUR.sub("", text)
-        step = _MEGATRON_STEP.search(words)
-        if step is not None:
-            log.add("seconds", int(step[1]), _number(step[2], where) / 1e3, where)
-        for pattern, gib in ((_MEGATRON_MEMORY, 1 / _MIB_PER_GIB), (_BRIDGE_MEMORY, _GIB_PER_GB)):
-            memory = pattern.search(words)
-            if memory is not None:
-                log.add("allocated", int(memory[1]), _number(memory[2], where) * gib, where)
-        step = _TORCHTITAN_STEP.search(words)
-        if step is not None:
+        step = _in_turn(words, _MEGATRON_STEP)
+        if step:
+            log.add("seconds", int(step[0]), _number(step[1], where) / 1e3, where)
+        for head, peak, gib in _MEMORY:
+            memory = _in_turn(words, (head, peak))
+            if memory:
+                log.add("allocated", int(memory[0]), _number(memory[1], where) * gib, where)
+        step = _in_turn(words, _TORCHTITAN_STEP, _NEAR)
+        if step:
             prefix = _RANK.search(words)
             rank = 0 if prefix is None else int(prefix[1])
-            log.add("reserved", rank, _number(step[2], where), where)
-            log.add("rate", int(step[1]), _number(step[3].replace(",", ""), where), where)
+            log.add("reserved", rank, _number(step[1], where), where)
+            log.add("rate", int(step[0]), _number(step[2].replace(",", ""), where), where)
         log.out_of_memory |= any(name in words for name in _OUT_OF_MEMORY)
     if not (log.seconds or log.rate or log.out_of_memory):
         what = "no line of it tells a step: Megatron's have `elapsed time per iteration (ms)`"
         raise InputError(f"{what}, torchtitan's `step:` and `tps:`", where=path_text(path))
     return log
+
+
+def _in_turn(words: str, patterns: Sequence[re.Pattern[str]], near: int = 0) -> list[str]:
+    """What some patterns hold, each behind the one before, the first as early as can be; else nothing.
+
+    Where figures are `near`, so many characters are looked at for each. Otherwise a line is passed once by
+    each pattern: one pattern of them all would pass it again from each place where the first one fits.
+    """
+    start = 0
+    while (match := patterns[0].search(words, start)) is not None:
+        start, figures = match.end(), [match[1]]
+        for pattern in patterns[1:]:
+            at = match.end()
+            match = pattern.search(words, at, at + near if near else len(words))
+            if match is None:
+                break
+            figures.append(match[1])
+        else:
+            return figures
+        if not near:
+            break
+    return []
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -366,8 +400,11 @@ def _of_history(path: Path) -> LoggedRun:
                 step = _step(str(row[name]), f"{where}: {name}")
                 break
         for name, value in row.items():
-            metric = metric_of.setdefault(name, name.rpartition(" - ")[2])
-            names[name] = None
+            if name not in metric_of:
+                is_long = len(name) > _LONGEST_NAME
+                metric_of[name] = "" if is_long else name.rpartition(" - ")[2]
+                names[name] = None
+            metric = metric_of[name]
             if metric not in METRICS or not _is_figure(value):
                 continue
             what, factor = METRICS[metric]
@@ -402,11 +439,15 @@ def _is_figure(value: object) -> bool:
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
     """(line, cells by column) of a file of at most `MOST_HISTORY_BYTES`."""
-    text = read_text(path, MOST_HISTORY_BYTES)
-    reader = csv.DictReader(io.StringIO(text))
+    reader = csv.reader(io.StringIO(read_text(path, MOST_HISTORY_BYTES)))
     try:
+        columns = next(reader, [])
+        # Rows end where their cells do: short ones under many columns would take their product.
+        unfilled = dict.fromkeys(columns, "")
         for row in reader:
-            yield reader.line_num, {name: cell for name, cell in row.items() if name is not None}
+            if row:
+                yield reader.line_num, unfilled | dict(zip(columns, row, strict=False))
+                unfilled = {}
     except csv.Error as error:
         where = f"{path_text(path)}: line {reader.line_num}"
         raise InputError(f"cannot be read as CSV: {error}", where=where) from None

@@ -17,7 +17,7 @@ from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, sta
 from meshwright.costmodel.footprint import context_gib, offloaded_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import nested_placement, nested_positions
-from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_band, step_time_band
+from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import fit_probability, with_stragglers
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.workload import Execution, Workload
@@ -415,8 +415,8 @@ def predicted_document(workload: Workload, prediction: RunPrediction, use: Mappi
         host_memory_gib=prediction.offloaded_gib * on_a_node or None,
         memory_context_gib=prediction.context_gib,
         level_traffic=[LevelTraffic(**vars(level)) for level in level_table(use, step_time_s)],
-        error_band=ErrorBandDoc(**vars(band)),
-        band_of="own runs" if has_own_band(workload) else "measured runs",
+        error_band=ErrorBandDoc.of(band),
+        band_of="own runs" if band.of_own_runs else "measured runs",
     )
 
 

@@ -681,6 +681,7 @@ def _software_of(settings: SettingsDoc) -> dict[str, Any]:
         "permutes_in_dispatch": bool(
             run_terms.recipe_switch(recipe, "moe_permute_fusion_into_hybridep")
         ),
+        "z_loss": bool(run_terms.recipe_switch(recipe, "z_loss")),
         "checks_gradients": bool(run_terms.recipe_switch(recipe, "check_for_nan_in_grad")),
         "keeps_gathered_inputs": settings.keeps_gathered_inputs or gathers_anew is False,
     }

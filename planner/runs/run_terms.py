@@ -24,6 +24,7 @@ from meshwright.costmodel.execution_names import (
     StateType,
 )
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.records import ErrorBand
 from meshwright.costmodel.schedules import schedule_name, schedule_named
 from meshwright.costmodel.workload import (
     GATHERED,
@@ -129,6 +130,17 @@ class ErrorBandDoc(ClosedDocument):
     rows: int
     basis: str = "the device's class"
     """Whose runs these are: a device class and a framework, or the wider group that stands in for them."""
+
+    @classmethod
+    def of(cls, band: ErrorBand) -> ErrorBandDoc:
+        """The document of a band.
+
+        Parameters
+        ----------
+        band
+            Of runs or of plans.
+        """
+        return cls(low=band.low, high=band.high, rows=band.rows, basis=band.basis)
 
 
 class Predicted(ClosedDocument):
@@ -812,7 +824,7 @@ def check_offload(workload: Workload, layout: Layout) -> None:
     if offloads_inputs(workload):
         if input_offload(workload.framework, modules) is None:
             raise InputError(f"has no price with {record.name}", where=where, value=modules)
-        if not (layout.recompute & Recompute.FULL):
+        if not layout.recomputes_layers:
             raise InputError(
                 "has a price beside full recomputation alone", where=where, value=modules
             )

@@ -201,8 +201,9 @@ class Branch:
         As many layers as can be are recomputed: no rule asks for fewer. Each stands for so many in the
         counts.
         """
-        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
-        recomputed = replace(layouts, recompute_layers=np.where(full, ALL_LAYERS, 0))
+        recomputed = replace(
+            layouts, recompute_layers=np.where(layouts.recomputes_layers, ALL_LAYERS, 0)
+        )
         nothing_gib = np.zeros(layouts.broadcast_shape())
         keep = self._kept(self.rules, recomputed, nothing_gib, counts, certificate)
         return layouts.take(keep)
@@ -269,8 +270,9 @@ class Branch:
         counts = self.space.share_counts(layouts)
         if not len(counts) or not np.isfinite(cutoff_s):
             return layouts
-        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
-        fewest_recomputed = replace(layouts, recompute_layers=full.astype(np.int64))
+        fewest_recomputed = replace(
+            layouts, recompute_layers=layouts.recomputes_layers.astype(np.int64)
+        )
         good = self.pricing.lower_bound_s(fewest_recomputed) < cutoff_s
         certificate.bounded_out += int(counts[~good].sum())
         return layouts.take(good)
@@ -478,8 +480,9 @@ class Branch:
         """
         rows, stages, shares = self.space.virtual_rows(np.asarray(variants.pp))
         pipelines = variants.take(rows)
-        full = (np.asarray(pipelines.recompute) & int(Recompute.FULL)) != 0
-        fewest_recomputed = replace(pipelines, vpp=stages, recompute_layers=full.astype(np.int64))
+        fewest_recomputed = replace(
+            pipelines, vpp=stages, recompute_layers=pipelines.recomputes_layers.astype(np.int64)
+        )
         m = np.asarray(pipelines.num_micro_batches, dtype=np.float64)
         others = np.asarray(pipelines.pp, dtype=np.float64) - 1.0
         factor = (m + others * shares) / (m + others / stages)
@@ -1276,4 +1279,4 @@ class Combination:
     @cached_property
     def full(self) -> bool:
         """Whether it recomputes whole layers."""
-        return bool(int(self.layout.recompute) & Recompute.FULL)
+        return bool(self.layout.recomputes_layers)

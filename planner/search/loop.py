@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute
+from meshwright.costmodel.layout import LAYER_AXES, Layout
 from meshwright.costmodel.measured_settings import GainCorrections
 from meshwright.costmodel.workload import Execution, deduplicates
 from meshwright.errors import InputError, OutOfTimeError
@@ -1061,7 +1061,7 @@ def _first_broken(layout: Layout, branch: Branch) -> str | None:
     recomputed = Layout(
         **{
             **vars(layout),
-            "recompute_layers": longest_stage if int(layout.recompute) & Recompute.FULL else 0,
+            "recompute_layers": longest_stage if layout.recomputes_layers else 0,
         }
     )
     plan = FinishedPlan(

@@ -365,3 +365,9 @@ def test_a_name_in_capitals_is_the_catalogs() -> None:
 def test_an_unknown_field_may_be_what_is_missing(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         cluster_from_mapping(fields)
+
+
+def test_a_model_in_place_of_a_cluster_is_told_apart(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"model_type": "qwen3", "hidden_size": 4096}')
+    with pytest.raises(InputError, match="describes a model, no cluster"):
+        read_cluster(path)

@@ -108,6 +108,12 @@ def test_spares_stay_free_or_it_is_said(regular: Path, tmp_path: Path) -> None:
     assert "spare" in json.loads(text)["error"]["message"]
 
 
+def test_the_certificate_says_what_it_is_of(regular: Path, tmp_path: Path) -> None:
+    whole = " ".join(run("map", regular, "--cluster", cluster_file(tmp_path))[1].split())
+    assert "proven least of all ways to lay these slots of 8 GPUs" in whole
+    assert "outside this proof" not in whole
+
+
 @pytest.mark.slow
 def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) -> None:
     """Six slots of 4 GPUs on 9 free ones: the three left over must hold a whole node, wherever that is."""
@@ -128,6 +134,9 @@ def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) ->
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = document("map", out, "--cluster", path, "--spares", 1)
     assert any(free[int(name[1:])][1] == 8 for name in found["idle_nodes"])
+    said = " ".join(run("map", out, "--cluster", path, "--spares", 1)[1].split())
+    assert "proven least of all ways to lay these slots of 4 GPUs" in said
+    assert "Slots are parts of nodes: other cuts of the nodes, and the step, are outside" in said
     for spares, status in ((1, 0), (2, 1)):
         assert run("map", out, "--cluster", path, "--spares", spares, "--json")[0] == status
 

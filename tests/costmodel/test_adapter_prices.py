@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.states import rank_parameters, state_bytes
 from meshwright.costmodel.step_time import exact_step, make_context, optimizer_s
+from meshwright.costmodel.volumes import group_traffic, level_traffic
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, with_layers_ahead
 from meshwright.model_specs.parameters import flops_per_token, parameter_count
@@ -228,6 +229,47 @@ def test_zero_3_gathers_frozen_weights_in_the_bytes_that_they_are_kept_in() -> N
         seconds[method] = float(data_parallel_traffic(c, dense, expert).seconds)
         assert least_s < seconds[method] < 1.5 * least_s
     assert seconds["qlora"] < 0.5 * seconds["lora"]
+
+
+@pytest.mark.parametrize(("framework", "again"), [("fsdp2", True), ("deepspeed", False)])
+def test_zero_2_shards_frozen_weights_under_pytorch_alone(framework: str, again: bool) -> None:
+    """FSDP2 reshards after each backward pass (torch, _fsdp_param_group.py); DeepSpeed shards none."""
+    one = layout(zero_stage=2)
+    work = workload(AdapterSpec(rank=8), framework=framework, dp_overlap=False)
+    c = context(work, one)
+    dense, expert = rank_parameters(MODEL, one, None)
+    frozen = work.frozen_weight_bytes[0] * float(dense)
+    gathered_s = 4 * float(long_ring_pass_s(frozen, c.placement.dp_cp, c.links))
+    sent_s = float(data_parallel_traffic(c, dense, expert).seconds)
+    assert again * gathered_s < sent_s < again * 2.0 * gathered_s + 0.3 * gathered_s
+    weights, _, _ = state_bytes(work, one, 8)
+    trained = work.trained_shares[0] * float(state_bytes(replace(work, adapters=None), one, 8)[0])
+    assert float(weights) == pytest.approx(2.0 + again * 2.0 / 8 + trained)
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero", "gathers"),
+    [
+        ("fsdp2", 2, 4),
+        ("fsdp2", 3, 8),
+        ("deepspeed", 0, 0),
+        ("deepspeed", 2, 0),
+        ("deepspeed", 3, 8),
+    ],
+)
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_traffic_is_of_what_is_gathered_and_of_adapters(
+    method: Literal["lora", "qlora"], framework: str, zero: int, gathers: int
+) -> None:
+    one = layout(zero_stage=zero)
+    work = workload(AdapterSpec(method=method, rank=8), framework=framework)
+    full, c = context(replace(work, adapters=None), one), context(work, one)
+    (sent,) = (level.by_axis["dp"] for level in level_traffic(c, ((32,),), 1.0))
+    (everything,) = (level.by_axis["dp"] for level in level_traffic(full, ((32,),), 1.0))
+    frozen = work.frozen_weight_bytes[0] * float(rank_parameters(MODEL, one, None)[0])
+    expected = gathers * frozen * 7 / 8 + work.trained_shares[0] * everything
+    assert sent == pytest.approx(expected)
+    assert group_traffic(c, ((32,),)).gradients == pytest.approx(sent)
 
 
 def test_inputs_of_frozen_matrices_are_not_kept() -> None:

@@ -142,6 +142,42 @@ def test_a_ring_of_neighbours_leaves_a_node_over_one_nic(framework: str, nics: i
     assert found == pytest.approx(slowest + hops)
 
 
+@pytest.mark.parametrize(
+    ("stack", "elements", "waits"),
+    [
+        ("torchtitan-compile", 8192, True),
+        ("torchtitan-eager", 8192, False),
+        ("torchtitan", 2048, True),
+        ("fsdp2", 2048, False),
+    ],
+)
+def test_rings_of_pytorch_by_hand(
+    monkeypatch: pytest.MonkeyPatch, stack: str, elements: int, waits: bool
+) -> None:
+    """16 ranks of 8,192 tokens, a second a byte sent: keys and values are gathered, 15 parts of 2 bytes an
+    element, twice; gradients make 16 steps of 4 bytes. Compiled code hides none of it.
+    """
+
+    def sent(volume: Floats, members: np.ndarray[Any, Any], links: object) -> Floats:
+        out: Floats = np.asarray(volume) * (members[..., -1] - 1) / members[..., -1]
+        return out
+
+    monkeypatch.setattr(exposed, "ring_pass_s", sent)
+    monkeypatch.setattr(exposed, "neighbour_ring_s", sent)
+    layout, work = Layout(cp=16), workload(cp_comm="p2p", framework=stack)
+    c = make_context(work, layout, nested_placement(work.cluster, layout))
+    widths = (np.float64(4096), np.float64(2048), np.float64(4096))
+    gathered = 15 * 2 * 8192 * elements
+    gradients = 16 * 4 * 8192 * elements
+    bare = exposed.context_parallel_s(c, widths, exposed.Passes(0.0, 0.0))
+    assert bare == pytest.approx((gathered, gathered + gradients))
+    beside = exposed.context_parallel_s(c, widths, exposed.Passes(1e15, 1e15))
+    assert beside == pytest.approx(bare if waits else (gathered / 16, gathered / 16))
+    width = (work.model.heads if elements == 8192 else work.model.kv_heads) * 2 * 128
+    moved = group_traffic(c, ((32,),)).context
+    assert moved == pytest.approx(32 * width / elements * (2 * gathered + gradients))
+
+
 def test_a_gather_is_hidden_by_nothing_and_merges_nothing() -> None:
     """Keys and values once forward, and backward again with their gradients, over all NICs of a node."""
     layout, hidden_s = Layout(cp=16), np.float64(3600.0)

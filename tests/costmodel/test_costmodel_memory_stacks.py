@@ -294,6 +294,33 @@ def test_pipeline_outputs_that_deepspeed_keeps() -> None:
     assert more == pytest.approx([n * 8192 * 4096 * 2 for n in (4, 3, 2, 0)])
 
 
+@pytest.mark.parametrize("vpp", [1, 2])
+@pytest.mark.parametrize("stack", ["torchtitan", "torchtitan-compile"])
+def test_what_stages_of_pytorch_hand_over_by_hand(stack: str, vpp: int) -> None:
+    """16-bit s b h: a buffer for each gradient of 16 micro-batches, and each activation, of which those in
+    flight count with the layers; the gradients sent of micro-batches that are done. Outputs stay until their
+    backward pass, in torch 2.6 to the end of the step, with 16 chunks of 128,256 logits a token.
+    """
+    layout = Layout(pp=4, vpp=vpp, num_micro_batches=16)
+    stages = ((8 // vpp,) * vpp,) * 4
+    flying = (4, 3, 2, 1) if vpp == 1 else (5.5, 4.5, 3.5, 2.5)
+    found = {
+        name: stage_memory_parts_gib(workload("llama-3-8b", name), layout, stages)
+        for name in (stack, "llm-foundry")
+    }
+    ends = ((1, 0), (0, 0), (0, 0), (0, 1))
+    buffers, outputs = [], []
+    for k, (first, last) in zip(flying, ends, strict=True):
+        handed = 2 * (vpp - first) * (16 - k) + (vpp - last) * 16
+        if stack == "torchtitan-compile":
+            handed += (vpp - last) * (16 - k) + last * 15 * 128_256 / 4096
+        buffers.append(handed * 8192 * 4096 * 2)
+        outputs.append((vpp - last) * k * 8192 * 4096 * 2)
+    for part, expected in (("buffers", buffers), ("activations", outputs)):
+        more = (found[stack][part] - found["llm-foundry"][part]) * GIB
+        assert more == pytest.approx(expected), part
+
+
 def test_what_deepspeed_holds_beside_its_shards_by_hand() -> None:
     """Llama-3 8B, a layer of 218,112,000 with a widest matrix of 2 x 14,336 x 4,096 = 117,440,512.
 

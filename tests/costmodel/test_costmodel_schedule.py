@@ -236,8 +236,11 @@ def test_dense_layers_first_and_recomputed_layers_count_where_they_lie() -> None
     # Model order: rank 0 has layers 0-2 and 6-7, rank 1 has layers 3-5 and 8-9; layers 0-3 are dense.
     first = 3 * dense + 2 * moe_s + 2 * again + 2 * again_moe + float(np.asarray(costs.embedding_s))
     second = dense + 4 * moe_s + again + 3 * again_moe + float(np.asarray(costs.head_s))
-    found = estimate_layout(workload, layout, placement, ((3, 2), (3, 2)))
-    parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
+    c = make_context(workload, layout, placement)
+    parts = {
+        name: float(np.asarray(x))
+        for name, x in exact_step(c, ((3, 2), (3, 2)), played=False).parts.items()
+    }
     # In step, chunk by chunk: (0-2 against 3-5) and (6-7 against 8-9, with the head).
     early = max(
         3 * dense + 2 * again + float(np.asarray(costs.embedding_s)),

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.activations import activation_bytes_per_layer, saved_of_kinds
 from meshwright.costmodel.attention import attention_block
-from meshwright.costmodel.feed_forward import layer_inputs_block, linear
+from meshwright.costmodel.feed_forward import linear
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import embedding, kind_times
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.other_blocks import sparse_saved
+from meshwright.costmodel.other_blocks import layer_inputs_block, sparse_saved
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.states import end_parameters, kind_parameters_on_gpu, rank_parameters
 from meshwright.costmodel.step_time import make_context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,13 @@ from meshwright.costmodel.volumes import (
     RankWork,
     expert_passes,
     group_traffic,
+    level_traffic,
     mean_rank_work,
     tensor_passes,
 )
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.adapters import AdapterSpec, adapter_counts
+from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import load_catalog_model
 
 MODEL = load_catalog_model("mixtral-8x7b")
@@ -97,3 +101,56 @@ def test_boundaries_are_crossed_by_every_virtual_stage_and_the_last_goes_back_to
     traffic, once = sent(LAYOUT), ACTIVATION / 2 * 4
     assert traffic.boundary == once * 2
     assert traffic.wrap == once * 1
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_beside_adapters_only_their_gradients_are_sent(zero_stage: int, method: Any) -> None:
+    """All-reduced in 4 bytes twice; or scattered, and gathered in 2. FSDP gathers the frozen model too, once
+    for each of four micro-batches under ZeRO 2 and twice under 3: 0.53 bytes a parameter of the layers at 4
+    bits, the rest at 16.
+    """
+    llama = load_catalog_model("llama-3-8b")
+    adapters = AdapterSpec(method=method, rank=8, targets=("q_proj", "v_proj"))
+    layout = Layout(dp=16, num_micro_batches=4, zero_stage=zero_stage)
+    workload = Workload(
+        model=llama,
+        cluster=read_cluster("dgx-h100"),
+        gpus=16,
+        global_batch=64,
+        seq_len=4096,
+        framework="torchtitan",
+        adapters=adapters,
+    )
+    c = make_context(workload, layout, nested_placement(workload.cluster, layout))
+    trained, reductions = adapter_counts(llama, adapters).total, 4 if zero_stage >= 2 else 1
+    gathers = {0: 0, 1: 1, 2: 4, 3: 8}[zero_stage]
+    gradient = float(c.constants.framework.gradient_bytes)
+    by_hand = (
+        gathers * 2 * trained + (2 if zero_stage == 0 else 1) * reductions * gradient * trained
+    )
+    if zero_stage >= 2:
+        narrow = 0.0 if method == "lora" else 6.98e9 * (2 - 0.515)
+        by_hand += gathers * (2 * parameter_count(llama) - narrow)
+    moved = group_traffic(c, ((32,),)).gradients
+    assert moved == pytest.approx(by_hand * 15 / 16, rel=1e-5 if method == "lora" else 0.01)
+    inner, outer = (level.bytes_per_step for level in level_traffic(c, ((32,),), 1.0))
+    assert outer == pytest.approx(inner / 8)
+    assert inner == pytest.approx(moved) or zero_stage == 0  # a tree may send less than rings do
+
+
+def test_experts_without_adapters_are_gathered_and_send_nothing_between_shard_groups() -> None:
+    layout = Layout(dp=16, ep=2, shard_groups=2, num_micro_batches=4, zero_stage=2)
+    workload = Workload(
+        model=MODEL,
+        cluster=read_cluster("dgx-h100"),
+        gpus=16,
+        global_batch=64,
+        seq_len=4096,
+        framework="torchtitan",
+        adapters=AdapterSpec(rank=8, targets=("q_proj",)),
+    )
+    c = make_context(workload, layout, nested_placement(workload.cluster, layout))
+    moved = group_traffic(c, ((32,),))
+    assert moved.gradients > 0 < moved.gradients_between
+    assert moved.expert_gradients > 0 == moved.expert_gradients_between

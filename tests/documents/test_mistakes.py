@@ -9,7 +9,14 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from meshwright.documents import field_path, read_mapping, read_text, validation_message
+from meshwright.documents import (
+    DEEPEST,
+    field_path,
+    parse_mapping,
+    read_mapping,
+    read_text,
+    validation_message,
+)
 from meshwright.errors import InputError
 
 
@@ -99,3 +106,15 @@ def test_a_comma_too_many_in_a_json_file_is_named(tmp_path: Path) -> None:
     path.write_text('{"model_type": "llama", "rms_norm_eps": 1e-06,}')
     with pytest.raises(InputError, match=r"not valid JSON: .* at line 1, column 4[67]"):
         read_mapping(path)
+
+
+@pytest.mark.parametrize("levels", [1, 100, 900, 4000, 200_000])
+def test_json_is_as_deep_as_yaml_whatever_python_reads(levels: int) -> None:
+    """Python 3.11 reads 900 lists inside one another, 3.13 some 9,000."""
+    lists = DEEPEST - 1
+    for written in ('{"a": ', "a: "):
+        end = "}" if written.startswith("{") else ""
+        assert parse_mapping(f"{written}{'[' * lists}{']' * lists}{end}", "x")
+        deeper = lists + levels
+        with pytest.raises(InputError, match=f"nested more than {DEEPEST} levels deep"):
+            parse_mapping(f"{written}{'[' * deeper}{']' * deeper}{end}", "x")

@@ -112,3 +112,19 @@ def test_names_of_earlier_work_are_told_apart_from_new_ones(tmp_path: Path) -> N
 def test_no_cell_of_a_table_is_a_formula() -> None:
     row = {"a": "=1+1", "b": ["=1+1", 2], "c": -1, "d": None, "e": ["x", "=y"]}
     assert csv_text([*"abcde"], [row]) == "a,b,c,d,e\n'=1+1,'=1+1 2,-1,,x =y\n"
+
+
+@pytest.mark.parametrize(
+    ("umask", "modes"), [(0o022, (0o644, 0o755)), (0o077, (0o600, 0o700)), (0o002, (0o664, 0o775))]
+)
+def test_files_are_for_whom_the_umask_lets(
+    umask: int, modes: tuple[int, int], tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        paths = write_files(tmp_path / "run", {"plan.yaml": "a", "launch.sh": "b"})
+        paths = write_files(tmp_path / "run", {"plan.yaml": "c", "launch.sh": "d"}, force=True)
+    finally:
+        os.umask(before)
+    assert tuple(path.stat().st_mode & 0o777 for path in paths) == modes
+    assert names(tmp_path / "run") == ["launch.sh", "plan.yaml"]

@@ -202,7 +202,7 @@ def test_catalog_error_lists_names() -> None:
         ("moe: {experts: 1, experts: 2}", "line 1: field 'experts' is given twice"),
         ("a: &x [1]\nb: *x\n", r"line 2: YAML aliases"),
         ("a: " + "[" * 5000, "nested more than 32 levels"),
-        ('{"a": ' + "[" * 200_000, "nested too deeply|not valid JSON|nested more than"),
+        ('{"a": ' + "[" * 200_000, "not valid JSON|nested more than"),
         ('{"model_type": "gpt2", "model_type": "opt"}', "field 'model_type' is given twice"),
         ('{"layers": 2,, }', "not valid JSON: .* at line 1, column 14"),
         ('{"layers": ' + "9" * 5000 + "}", "too many digits"),

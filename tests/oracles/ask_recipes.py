@@ -32,11 +32,16 @@ def llamafactory(fields: dict[str, Any]) -> dict[str, Any]:
         "lora_rank": tuning.lora_rank,
         "lora_target": tuning.lora_target,
         "quantization_bit": model.quantization_bit,
+        "liger": model.enable_liger_kernel,
     }
 
 
 def axolotl(fields: dict[str, Any]) -> dict[str, Any]:
     schema = importlib.import_module("axolotl.utils.schemas.config").AxolotlInputConfig
+    if fields.get("plugins"):
+        configs = importlib.import_module("axolotl.utils.config")
+        configs.prepare_plugins(fields)
+        _, schema = configs.merge_input_args()
     names = (
         *("sequence_len", "micro_batch_size", "gradient_accumulation_steps", "adapter", "lora_r"),
         *("lora_target_modules", "lora_target_linear", "gradient_checkpointing", "load_in_4bit"),
@@ -48,6 +53,11 @@ def axolotl(fields: dict[str, Any]) -> dict[str, Any]:
         "sizes": [getattr(config, name) for name in sizes],
         # Its builder hands both to the Trainer's arguments (axolotl/core/builders/base.py).
         "fsdp": sharding and _of_trainer(True, sharding),
+        "liger": bool(getattr(config, "liger_fused_linear_cross_entropy", None)),
+        "liger_layers": any(
+            getattr(config, f"liger_{name}", None)
+            for name in ("rope", "rms_norm", "glu_activation")
+        ),
     }
 
 
@@ -149,6 +159,7 @@ def swift(case: dict[str, Any]) -> dict[str, Any]:
         "rank": read.lora_rank if read.tuner_type == "lora" else None,
         "targets": read.target_modules,
         "bits": read.quant_bits or 16,
+        "liger": read.use_liger_kernel,
         "syncs": _syncs(trainer.AcceleratorConfig(**json.loads(read.accelerator_config or "{}"))),
         "stage": None if by_fsdp else _stage(document),
         "reshards": told["reshard_after_forward"] if by_fsdp else None,

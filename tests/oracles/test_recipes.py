@@ -256,6 +256,8 @@ def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
                 rank=rng.choice([4, 64]),
                 targets=rng.choice([("all-linear",), ("q_proj", "down_proj")]),
             )
+        if rng.random() < 0.3:
+            changes |= {"kind": "sft", "loss": "liger"}
         plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update=changes)})
         fields: dict[str, Any] = yaml.safe_load(plan_files(plan, target)[name])
         # The parsers would ask for a GPU that has bf16, and for DeepSpeed's launcher.
@@ -272,6 +274,8 @@ def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
             assert answer["fsdp"]["reshard_after_forward"] == (plan.layout.zero_stage == 3)
         batch = answer.get("per_device_train_batch_size", answer.get("micro_batch_size"))
         assert batch == plan.layout.micro_batch
+        assert answer["liger"] == (plan.inputs.loss == "liger")
+        assert not answer.get("liger_layers")
         # LLaMA-Factory leaves a place of a pack for its padding (hparams/data_args.py, __post_init__).
         padding = 1 if stack == "llamafactory" else 0
         length = answer["cutoff_len" if padding else "sequence_len"]
@@ -415,6 +419,8 @@ def test_what_scripts_start_is_the_plan(target: str, name: str, stack: str, tmp_
             seq_len=rng.choice([512, 4096]),
         )
         loss = "fused-head" if target == "trl" else "all-logits"
+        if target == "ms-swift" and kind == "sft" and rng.random() < 0.5:
+            loss = "liger"
         changes: dict[str, Any] = {"framework": rng.choice(["deepspeed", "fsdp2"])}
         changes |= {"kind": kind, "loss": loss}
         changes["reference"] = None if kind == "sft" else "resident"
@@ -454,6 +460,7 @@ def test_what_scripts_start_is_the_plan(target: str, name: str, stack: str, tmp_
         assert answer["steps"] == layout.num_micro_batches
         assert answer["checkpoints"] == (layout.recompute == "full")
         assert answer["rank"] == (None if adapters is None else adapters.rank)
+        assert bool(answer.get("liger")) == (plan.inputs.loss == "liger")
         wanted = plan.execution is not None and plan.execution.sync_each_batch
         assert bool(answer["syncs"]) == wanted
         by_deepspeed = plan.inputs.framework == "deepspeed"

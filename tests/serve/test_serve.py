@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import random
@@ -16,10 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import uvicorn
 import yaml
+from uvicorn.server import ServerState
 
 import meshwright
 from meshwright.errors import InputError
@@ -40,6 +43,7 @@ QUICK: Mapping[str, Any] = {**served.QUESTION, "framework": "fsdp2"}
 """Has the fewest layouts."""
 REFUSED = {**QUESTION, "pin": "tp=x"}
 """Is taken, and fails before anything is searched."""
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -365,7 +369,7 @@ def test_large_bodies_are_refused_before_they_are_read(client: Client) -> None:
 
 
 def test_a_request_that_does_not_come_whole_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "BODY_S", 0.05)
+    monkeypatch.setattr(server, "SENDING_S", 0.05)
     replies: list[Any] = []
 
     async def never_more() -> Any:
@@ -381,6 +385,51 @@ def test_a_request_that_does_not_come_whole_is_given_up(monkeypatch: pytest.Monk
     scope = {"type": "http", "path": "/token/ask/plan", "headers": [(b"host", b"localhost:80")]}
     asyncio.run(guard(scope, never_more, reply))
     assert replies[0]["status"] == 408
+
+
+@pytest.mark.parametrize(
+    ("pieces", "answers"),
+    [([], 0), ([b"GET"] + [b"x"] * 99, 0), ([GET, b"GET"] + [b"x"] * 99, 1), ([GET] * 9, 9)],
+    ids=["silent", "drips", "drips after a request", "prompt"],
+)
+def test_who_does_not_send_a_whole_head_is_hung_up_on(
+    pieces: list[bytes], answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SENDING_S", 0.15)
+    sent = bytearray()
+    seconds: list[float] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def talk() -> None:
+        config = uvicorn.Config(app, timeout_keep_alive=2, log_level="error")
+        state, kind = ServerState(), cast("Any", server.prompt_protocol())
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(lambda: kind(config, state, {}), server.HOST, 0)
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+
+        async def speak() -> None:
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.03)
+
+        began_s, speaking = loop.time(), asyncio.create_task(speak())
+        sent.extend(await asyncio.wait_for(reader.read(), 10))
+        seconds.append(loop.time() - began_s)
+        speaking.cancel()
+        writer.close()
+        listener.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        while state.connections:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(talk())
+    assert sent.count(b" 204 ") == answers
+    # Who was prompt is left alone until the time between requests is over.
+    assert (seconds[0] > 1.9) == (answers == 9), seconds
 
 
 @pytest.mark.slow

@@ -709,6 +709,11 @@ def _covariance(fitted: FittedMachine) -> Floats:
     return covariance
 
 
+_EDGE = 0.99 * math.log(MOST)
+"""Of the logarithm of a factor: it lies where a stack file ends, and what was timed beyond."""
+_BEYOND = "; what was timed lies further off than a stack file holds"
+
+
 def _moved(
     name: str, own: Sequence[int], calibration: Calibration, workload: Workload
 ) -> MovedClass:
@@ -717,15 +722,17 @@ def _moved(
     assumed, value = quantity(name, shipped), quantity(name, measured)
     points = calibration.measured.points if calibration.measured is not None else ()
     scatter = [abs(_log_left(points[number], calibration, workload)) for number in own]
+    factor = float(getattr(calibration.factors, name))
+    is_edge = abs(math.log(factor)) > _EDGE
     return MovedClass(
         name=name,
         unit=MEANINGS[name].unit,
         assumed=assumed,
         value=value,
-        moved_pct=100.0 * (float(getattr(calibration.factors, name)) - 1.0),
+        moved_pct=100.0 * (factor - 1.0),
         points=len(own),
         scatter_pct=100.0 * float(np.median(scatter)),
-        sentence=sentence(name, assumed, value),
+        sentence=sentence(name, assumed, value) + is_edge * _BEYOND,
     )
 
 
@@ -806,7 +813,7 @@ def machine_report(
     calibration = _calibrated(draft, fitted, measured)
     rests = zip(fitted.names, fitted.rests, strict=True)
     moved = [_moved(factor, members, calibration, workload) for factor, members in rests]
-    at_the_edge = np.abs(fitted.logs) > 0.99 * math.log(MOST)
+    at_the_edge = np.abs(fitted.logs) > _EDGE
     far = [factor for factor, edge in zip(fitted.names, at_the_edge, strict=True) if edge]
     if far:
         notes.append(

@@ -197,10 +197,6 @@ def _of_factors(name: str, neutral: float) -> Read:
     return read
 
 
-def _shown_expert_share(_: Workload, constants: Constants) -> float:
-    return 1.0 - constants.framework.ep_hidden
-
-
 def _bytes_times(what: str, name: str) -> Meaning:
     sentence = f"{what} take {{after}} times the bytes that were counted"
     return Meaning("x", _of_factors(name, 1.0), sentence)
@@ -257,7 +253,8 @@ MEANINGS: dict[str, Meaning] = {
         "compute pays for {after} of the gradient traffic beside it",
     ),
     "expert_exposed": _assumed(
-        "", _shown_expert_share, "overlap leaves {after} of the expert all-to-all in sight",
+        "", lambda _, constants: 1.0 - constants.framework.ep_hidden,
+        "overlap leaves {after} of the expert all-to-all in sight",
     ),
     "recompute": _assumed(
         "", _of_framework("recompute_fraction"),
@@ -302,6 +299,15 @@ def quantity(name: str, workload: Workload) -> float:
     return MEANINGS[name].read(workload, calibrated_constants(workload))
 
 
+def three_digits(value: float) -> str:
+    """A number to three digits, without an exponent up to a million.
+
+    >>> three_digits(2067.285), three_digits(0.0712345)
+    ('2,070', '0.0712')
+    """
+    return f"{float(f'{value:.3g}'):,g}"
+
+
 def sentence(name: str, before: float, after: float) -> str:
     """What moved, in words.
 
@@ -316,7 +322,7 @@ def sentence(name: str, before: float, after: float) -> str:
     -------
     str
     """
-    return MEANINGS[name].sentence.format(before=f"{before:.3g}", after=f"{after:.3g}")
+    return MEANINGS[name].sentence.format(before=three_digits(before), after=three_digits(after))
 
 
 # The fit itself.
@@ -381,7 +387,7 @@ def _suggestion(run: Run, index: int, joint: Floats, seconds: float, noise: floa
     variances = np.diag(joint)
     remaining = variances - joint[:, index] ** 2 / (noise**2 + variances[index])
     layout = {name: int(getattr(run.layout, name)) for name in _SETTINGS[:-1]}
-    recomputed = bool(int(run.layout.recompute) & Recompute.FULL)
+    recomputed = bool(run.layout.recomputes_layers)
     return Suggestion(
         layout={**layout, "recompute": "full" if recomputed else "none"},
         step_time_s=float(seconds),

@@ -266,12 +266,15 @@ class CommandLine:
         default
             Where it is not there.
         """
+        value = self._written_as(flag, r"-?\d{1,12}", "a whole number")
+        return default if value is None else int(value)
+
+    def _written_as(self, flag: str, pattern: str, what: str) -> str | None:
+        """The text after a flag. Raises InputError where it is not written as a pattern says."""
         value = self.text(flag)
-        if value is None:
-            return default
-        if not re.fullmatch(r"-?\d{1,12}", value):
-            raise InputError("must be a whole number", where=f"{self.where}: {flag}", value=value)
-        return int(value)
+        if value is not None and not re.fullmatch(pattern, value):
+            raise InputError(f"must be {what}", where=f"{self.where}: {flag}", value=value)
+        return value
 
     def count(self, flag: str, default: int = 1) -> int:
         """A whole number of one or more after a flag. Raises InputError for anything else.
@@ -298,12 +301,9 @@ class CommandLine:
         default
             Where it is not there.
         """
-        value = self.text(flag)
-        if value is None:
-            return default
-        if not re.fullmatch(r"\d{1,12}(\.\d*)?([eE][-+]?\d{1,2})?|\.\d+", value):
-            raise InputError("must be a number", where=f"{self.where}: {flag}", value=value)
-        return float(value)
+        pattern = r"\d{1,12}(\.\d*)?([eE][-+]?\d{1,2})?|\.\d+"
+        value = self._written_as(flag, pattern, "a number")
+        return default if value is None else float(value)
 
     def several(self, flag: str) -> list[str]:
         """All values after a flag, up to the next one.

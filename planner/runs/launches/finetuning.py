@@ -28,6 +28,8 @@ from meshwright.frameworks.fsdp2 import (
     ACCELERATOR,
     ACCUMULATION,
     ADAPTER_FILE,
+    AXOLOTL_LIGER,
+    AXOLOTL_LIGER_LOSS,
     FSDP2,
     OFFLOADS_INPUTS,
     PRECISION,
@@ -543,8 +545,20 @@ def _place_of(zero: dict[str, Any], name: str, where: str) -> object:
 # An accelerate configuration with FSDP2 as a run; model, batch and cluster are not part of it.
 
 
-_ACCELERATE_READ = (PRECISION, "num_processes", "fsdp_config", "parallelism_config")
+_MESH = "parallelism_config"
+_ACCELERATE_READ = (PRECISION, "num_processes", _FSDP_SECTION, _MESH)
 _PRECISIONS = tuple(FSDP2.precisions)
+
+
+def is_accelerate(document: Mapping[str, Any]) -> bool:
+    """Whether a mapping is accelerate's file for FSDP: sections of other distributions may be empty, or idle.
+
+    >>> is_accelerate({"distributed_type": "DEEPSPEED", "deepspeed_config": {}, "fsdp_config": {}})
+    False
+    """
+    distribution = document.get("distributed_type")
+    sections = _FSDP_SECTION in document or _MESH in document
+    return sections if distribution is None else distribution == "FSDP"
 
 
 def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
@@ -560,15 +574,17 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     Raises
     ------
     InputError
-        A value of the wrong kind.
+        A value of the wrong kind, or sizes of a mesh that accelerate does not start.
     """
     run = fully_sharded(document, "accelerate", where)
-    mesh = section_of(document, "parallelism_config", where)
-    sizes = {axis: whole_number(mesh, key, where) or 1 for axis, key in SIZES.items()}
+    mesh = section_of(document, _MESH, where)
+    sizes = {axis: _positive(mesh, key, where) or 1 for axis, key in SIZES.items()}
     gpus = whole_number(document, "num_processes", where)
     dp = sizes["dp_replicate"] * sizes["dp_shard"]
-    if gpus is not None and dp == 1:
-        dp = gpus // (sizes["tp"] * sizes["cp"])
+    if mesh:
+        _check_mesh(document, sizes, gpus, where)
+    elif gpus is not None:
+        dp = gpus
     settings: dict[str, Any] = {
         "dp": dp,
         **{axis: size for axis, size in sizes.items() if axis in AXES},
@@ -584,8 +600,35 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     # Axes of one GPU change nothing.
     wide = {key: size for key, size in mesh.items() if size not in (1, None)}
     unread = unread_keys(document, "accelerate", _ACCELERATE_READ)
-    unread += unread_keys(wide, "accelerate", SIZES.values(), "parallelism_config")
+    unread += unread_keys(wide, "accelerate", SIZES.values(), _MESH)
     return LaunchRun(settings=settings, unread=(*run.unread, *unread))
+
+
+def _check_mesh(
+    document: Mapping[str, Any], sizes: Mapping[str, int], gpus: int | None, where: str
+) -> None:
+    """Raises InputError for what accelerate 1.15 refuses (parallelism_config.py, __post_init__ and
+    _validate_accelerator; commands/launch.py, _validate_launch_command).
+    """
+    at, of_fsdp = f"{where}: {_MESH}", section_of(document, _FSDP_SECTION, where)
+    if str(of_fsdp.get(f"{_PREFIX}version", 1)) != "2":
+        raise InputError("is of FSDP2 alone: set fsdp_version: 2 of fsdp_config", where=at)
+    if gpus == 1 and math.prod(sizes.values()) == 1:
+        return
+    if sizes["dp_shard"] * sizes["cp"] == 1:
+        what = "leaves FSDP no ranks to shard over: raise dp_shard, or cp"
+        raise InputError(what, where=at)
+    if sizes["dp_shard"] == 1 and sizes["dp_replicate"] > 1:
+        what = "replicates without shards beside tp or cp, which accelerate refuses: raise dp_shard"
+        raise InputError(what, where=at)
+    # DeepSpeed counts the ranks of Ulysses for itself.
+    said = section_of(document, _MESH, where).get(f"{_MESH}_sp_size") in (None, 1)
+    total = math.prod(sizes.values())
+    if said and gpus is not None and total != gpus:
+        what = (
+            f"multiplies to {total} ranks, and num_processes is {gpus}: accelerate wants both alike"
+        )
+        raise InputError(what, where=at)
 
 
 def trainers_deepspeed(
@@ -866,7 +909,7 @@ _STAGES: dict[str, StepKindName] = {
     "rm": "reward",
 }
 """Kinds of a step by stage; PPO has none."""
-_LOSS = "pref_loss"
+_LOSS, _LIGER = "pref_loss", "enable_liger_kernel"
 _KERNELS = dict.fromkeys(("auto", "sdpa"), "sdpa") | {
     "fa2": "flash-2",
     "fa3": "flash-3",
@@ -953,6 +996,9 @@ def from_llamafactory(document: dict[str, Any], path: Path) -> LaunchRun:
         unread += of_adapters
         remarks += remarks_on_experts(model, adapters["targets"])
     settings |= {"kind": _llamafactory_kind(document, where), "adapters": adapters}
+    if document.get(_LIGER) and document.get(_STAGE, TUNING) in ("pt", TUNING):
+        # Its other kernels, which run with it, have no price: the switch is not read.
+        settings["loss"] = "liger"
     return run.with_more(
         settings,
         unread=unread,
@@ -1168,6 +1214,9 @@ def from_axolotl(document: dict[str, Any], path: Path) -> LaunchRun:
         remarks += [FUSED_ADAPTERS] if by_themselves else []
     if document.get(_CUT_LOSS, _CUT_PLUGIN in str(document.get("plugins"))):
         unread.append(_CUT_LOSS)
+    if document.get(AXOLOTL_LIGER_LOSS) and AXOLOTL_LIGER in str(document.get("plugins")):
+        settings["loss"] = "liger"
+        unread.remove(AXOLOTL_LIGER_LOSS)
     return run.with_more(
         settings,
         unread=[*unread, *of_adapters],

@@ -432,6 +432,21 @@ _END_SLOTS = (
     "--account-for-loss-in-pipeline-split",
 )
 """Switches that count the embedding and the head as a layer each; what one of them alone does is not read."""
+_FIRST_OR_LAST = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+_OTHER_SPLITS = (
+    *_END_SLOTS,
+    *_FIRST_OR_LAST,
+    "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank",
+)
+"""What says a split too, beside a layout or a pattern that is cut."""
+_OF_PIPELINES = (*_FIRST_OR_LAST, "--defer-embedding-wgrad-compute")
+_OF_VIRTUAL_STAGES = ("--overlap-param-gather-with-optimizer-step",)
+_OF_TENSOR_GROUPS = ("--distribute-saved-activations",)
+_OLD_GRAPHS = ("--enable-cuda-graph", "--external-cuda-graph")
+_UNCHECKED = "--no-check-for-nan-in-loss-and-grad"
+_DELAYED = ("--delay-wgrad-compute",)
+_OF_MEGATRON_FSDP = "fsdp_dtensor"
 _AS_RUN_FILES = ("seq_len", "micro_batch", "tp", "pp", "cp", "sequence_parallel")
 """Settings of a run file that arguments say as it has them."""
 
@@ -506,6 +521,8 @@ def _settings(said: Said, model: Mapping[str, Any], *, of_recipe: bool) -> dict[
         settings["fp8_recipe"] = recipe if recipe in get_args(Fp8Recipe) else "delayed"
     settings |= _recompute(said)
     settings |= _stages(said, settings["pp"], model["layers"])
+    if not of_recipe and not deepspeed:
+        _refuse_together(said, settings)
     if "moe" in model:
         settings |= _experts(said, 1 if deepspeed else settings["tp"])
         if deepspeed:
@@ -695,6 +712,56 @@ def _stages(said: Said, pp: int, layers: int) -> dict[str, Any]:
             line.has(flag)
         settings["layer_split"] = "embedding and LM head each occupy one layer slot"
     return settings
+
+
+def _refuse_together(said: Said, settings: Mapping[str, Any]) -> None:
+    """Raise InputError for flags that Megatron refuses beside others, or without them.
+
+    megatron/training/arguments.py, validate_args; megatron/core/transformer/transformer_config.py and
+    model_parallel_config.py, __post_init__ (megatron-core 0.19.2).
+    """
+    words = said.line.words
+    layout, fsdp = said.flag("layout"), said.flag("fsdp")
+    graphs, graph = said.flag("graph_kind"), said["graph_kind"]
+    is_cut = layout in words or "|" in (hybrid_pattern(said) or "")
+    is_sharded, shards = fsdp in words, said["checkpoint_format"] == _OF_MEGATRON_FSDP
+
+    def needs(word: str) -> tuple[bool, str]:
+        return said.flag(word) in words, f"needs {said.flag(word)}"
+
+    rules: tuple[tuple[Sequence[str], tuple[bool, str]], ...] = (
+        (_OTHER_SPLITS, (not is_cut, f"stands beside {layout} or a pattern that is cut")),
+        (_OF_PIPELINES, (settings["pp"] > 1, "needs several pipeline stages")),
+        (_OF_VIRTUAL_STAGES, (settings.get("vpp", 1) > 1, "needs virtual stages")),
+        (_OF_TENSOR_GROUPS, (settings["tp"] > 1, "needs tensor parallelism")),
+        (_OF_TENSOR_GROUPS, (settings["recompute"] == "full", "needs full recomputation")),
+        (
+            (*_OF_VIRTUAL_STAGES, said.flag("overlaps_gathers")),
+            (settings["zero_stage"] > 0, "needs the distributed optimizer"),
+        ),
+        (_OLD_GRAPHS, (graph in (None, "none"), f"stands beside {graphs}")),
+        (
+            ("--cuda-graph-modules",),
+            (graph != "full_iteration", f"stands beside {graphs} full_iteration"),
+        ),
+        (
+            (graphs,),
+            (
+                graph != "full_iteration" or _UNCHECKED in words,
+                f"full_iteration needs {_UNCHECKED}",
+            ),
+        ),
+        (_DELAYED, needs("overlap.ep")),
+        ((said.flag("overlap.ep"),), (said["ep"] > 1, "needs expert parallelism")),
+        ((said.flag("overlaps_gathers"),), needs("overlap.dp")),
+        ((said.flag("optimizer_offload"),), needs("precision_aware")),
+        ((said.flag("checkpoint_format"),), (is_sharded or not shards, f"needs {fsdp}")),
+        ((fsdp,), (shards, f"needs {said.flag('checkpoint_format')} {_OF_MEGATRON_FSDP}")),
+    )
+    for flags, (holds, what) in rules:
+        for flag in flags:
+            if flag in words and not holds:
+                raise InputError(f"{what}: Megatron refuses it", where=f"{said.line.where}: {flag}")
 
 
 def _written_stages(said: Said, pp: int) -> dict[str, Any]:

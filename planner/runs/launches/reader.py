@@ -326,7 +326,7 @@ def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
     if of_stack is not None:
         return of_stack
     refuse_adapters(fields_of(document), where)
-    if "fsdp_config" in document or "parallelism_config" in document:
+    if finetuning.is_accelerate(document):
         return finetuning.from_accelerate(document, where)
     if finetuning.BATCH in document or finetuning.MICRO_BATCH in document:
         return finetuning.from_deepspeed(document, where)

@@ -6,6 +6,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -91,16 +92,13 @@ def stages_of_parts(parts: object, settings: Mapping[str, Any]) -> dict[str, Any
 
 def _stage_names(text: str) -> list[list[str]]:
     """Module names of each chunk, in the model's order; empty where there are none."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    for node in tree.body:
-        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
-            continue
-        if node.targets[0].id == "STAGES":
-            value = ast.literal_eval(node.value)
-            return value if isinstance(value, list) else []
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for node in ast.parse(text).body:
+            if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+                continue
+            if node.targets[0].id == "STAGES":
+                value = ast.literal_eval(node.value)
+                return value if isinstance(value, list) else []
     return []
 
 

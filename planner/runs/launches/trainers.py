@@ -18,7 +18,14 @@ from meshwright.costmodel.execution_names import StepKindName
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError, check_choice
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import ACCELERATOR, PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
+from meshwright.frameworks.fsdp2 import (
+    ACCELERATOR,
+    LIGER_LOSS,
+    PRECOMPUTES,
+    SAVED_TENSORS,
+    TRL_LOSS,
+    TRL_STEPS,
+)
 from meshwright.frameworks.megatron import (
     MEGATRON,
     MEGATRON_ARGUMENTS,
@@ -57,6 +64,7 @@ from meshwright.planner.runs.launches.finetuning import (
     from_accelerate,
     fully_sharded,
     half_precision,
+    is_accelerate,
     kernel_of,
     kind_of_step,
     known_model,
@@ -363,6 +371,9 @@ def _from_fields(
     settings |= _longest(fields, dialect, where)
     if of_trl:
         settings |= _loss_of_trl(fields, kind, where)
+    elif dialect is not _TRL and kind == TUNING and fields.get(LIGER_LOSS.flag) is True:
+        # Its other kernels, which run with it, have no price: the switch is not read.
+        settings["loss"] = "liger"
     if gpus is not None and "dp" not in run.settings:
         settings["gpus"] = gpus
     if of_all and gpus is None:
@@ -579,14 +590,18 @@ def _preset(name: str) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
+_SECTIONS = (_BY_DEEPSPEED, "fsdp_config", "parallelism_config")
+"""Of accelerate's file: one of them is heeded, by the kind of distribution."""
+
+
 def _accelerated(document: dict[str, Any], path: Path, of_trainer: dict[str, Any]) -> LaunchRun:
     """What accelerate's file says: DeepSpeed, FSDP with further axes, or plain data parallelism."""
     where = str(path)
-    if "fsdp_config" in document or "parallelism_config" in document:
+    if is_accelerate(document):
         return from_accelerate(document, where)
     run = PLAIN
     plugin = document.get(_BY_DEEPSPEED)
-    if isinstance(plugin, dict):
+    if isinstance(plugin, dict) and document.get("distributed_type", "DEEPSPEED") == "DEEPSPEED":
         run = _by_plugin(plugin, path, of_trainer)
     settings: dict[str, Any] = {}
     gpus = whole_number(document, "num_processes", where)
@@ -594,9 +609,7 @@ def _accelerated(document: dict[str, Any], path: Path, of_trainer: dict[str, Any
         settings["dp"] = gpus // int(run.settings.get("tp", 1))
     if document.get("mixed_precision") in ("bf16", "fp16"):
         settings["precision"] = document["mixed_precision"]
-    unread = unread_keys(
-        document, "accelerate", ("num_processes", "mixed_precision", _BY_DEEPSPEED)
-    )
+    unread = unread_keys(document, "accelerate", ("num_processes", "mixed_precision", *_SECTIONS))
     return run.with_more(settings, unread=unread)
 
 

@@ -7,11 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours, rivals
+from meshwright.costmodel.layout import Layout
+from meshwright.planner.analysis.neighbours import (
+    NearLayout,
+    PrintedSpace,
+    near_optimal,
+    neighbours,
+    rivals,
+)
+from meshwright.planner.plan.assemble import space_report
 from meshwright.planner.plan.document import ExecutionChoice, Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.report.plan_view import alternatives_view
 from meshwright.planner.request.reader import read_request
+from meshwright.planner.runs.run_terms import layout_document
+from meshwright.planner.search.space import space_of
 from tests.planner.analysis.test_trace import piped
 from tests.planner.report.test_views import text
 
@@ -91,6 +101,28 @@ def test_only_layouts_of_the_printed_space_are_drawn() -> None:
     outside = [change for change in neighbours(plan) if change.outside is not None]
     assert any("zero_stage" in str(change.outside) for change in outside)
     assert any("pinned" in str(change.outside) for change in outside)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_virtual_stages_that_were_not_searched_are_outside(pinned: bool) -> None:
+    """30 like layers on five ranks: four virtual stages do not deal them out evenly. A pin asks for them."""
+    pins: dict[str, int | str] = {"tp": 1, "pp": 5, "cp": 1, "micro_batch": 1}
+    request = read_request(
+        model="smollm2-135m",
+        cluster="dgx-h100",
+        gpus=5,
+        global_batch=20,
+        seq_len=2048,
+        pin=pins | ({"vpp": 4} if pinned else {}),
+    )
+    space = PrintedSpace(request=request, space=space_report(request, space_of(request)))
+    layout = layout_document(Layout(pp=5, vpp=4, num_micro_batches=20, zero_stage=1), ((6,),))
+    reason = space.outside(layout.model_copy(update={"schedule": "interleaved-1f1b"}))
+    if pinned:
+        assert reason is None
+    else:
+        assert reason is not None
+        assert reason.startswith("vpp 4 was not searched with pp 5, only 1, ")
 
 
 def test_choices_that_are_kept_stay_as_the_plan_has_them(plan: Plan) -> None:

@@ -46,6 +46,30 @@ def test_every_exposed_part_belongs_to_an_axis() -> None:
     assert {name for name in plan.predicted.breakdown_s if name.endswith("_comm")} <= named
 
 
+def test_compute_is_all_of_the_step_but_waits() -> None:
+    """Products of experts, most of what Mixtral computes, are among it."""
+    plan = planned("mixtral-8x7b", 16, "micro_batch=1,tp=2,pp=2,ep=4,cp=1")
+    assert plan.predicted is not None
+    parts = plan.predicted.breakdown_s
+    waits = {name for name in parts if name.endswith("_comm") or name.startswith("pipeline_")}
+    waits |= {"host", "step_overhead", "scale"}
+    computed_s = sum(seconds for name, seconds in parts.items() if name not in waits)
+    assert plan_overlap(plan)["compute_s"] == pytest.approx(computed_s)
+    assert parts["expert_gemm"] > 0.5 * computed_s
+
+
+def test_buckets_hold_gradients_of_adapters_alone() -> None:
+    asked: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 16}
+    asked |= {"global_batch": 64, "seq_len": 4096, "pin": "micro_batch=1,tp=1,pp=1"}
+    lora = plan_overlap(fastest_plan(read_request(**asked, train="lora")))
+    full = plan_overlap(fastest_plan(read_request(**asked)))
+    assert lora["gradient_buckets"]["count"] == 1
+    assert full["gradient_buckets"]["count"] > 20
+    # 36 million of 8.03 billion parameters have gradients to send.
+    sent = [each["axes"]["dp"]["communication_s"] for each in (lora, full)]
+    assert sent[0] < 0.01 * sent[1]
+
+
 def test_a_plan_without_a_layout_has_no_overlap() -> None:
     with pytest.raises(InfeasibleError, match="nothing is sent"):
         plan_overlap(make_plan())

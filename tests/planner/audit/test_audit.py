@@ -125,6 +125,28 @@ def test_a_plan_without_files_is_checked_alone(dense: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_a_plan_that_its_framework_has_no_scripts_for_holds(tmp_path: Path) -> None:
+    """Its folder has the mapping alone, which was held against launch files of another framework."""
+    nodes = [{"name": f"n{number}", "leaf": "a"} for number in range(2)]
+    levels = [{"name": "leaf", "gpus": 16}, {"name": "core", "gpus": 64}]
+    plan = meshwright.plan(
+        "smollm3-3b",
+        cluster={"name": "two", "base": "dgx-h100", "levels": levels, "nodes": nodes},
+        global_batch=16,
+        seq_len=512,
+        kind="dpo",
+        pin="tp=1,cp=1,pp=1,micro_batch=1,zero_stage=1,recompute=none",
+        without=WITHOUT,
+        robustness=False,
+    )
+    names = {path.name for path in meshwright.save(plan, tmp_path)}
+    assert "ranks.csv" in names
+    assert "launch.sh" not in names
+    assert audit_plan(tmp_path).passed
+    (tmp_path / "mapping" / "nodes.csv").unlink()
+    assert not audit_plan(tmp_path).passed
+
+
 def test_all_plans_below_a_folder_are_checked(dense: Path, tmp_path: Path) -> None:
     """Each with its own files, not in hidden folders; what only has the name of a plan is left out."""
     top = tmp_path / "repository"

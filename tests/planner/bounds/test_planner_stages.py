@@ -23,6 +23,7 @@ from meshwright.planner.bounds.layer_split import (
     frontier,
     level_splits,
 )
+from meshwright.planner.bounds.paces import MemoryFit
 from meshwright.planner.search.space import even_virtual_stages
 from tests.planner.bounds.best_split import best_split
 
@@ -200,6 +201,22 @@ def test_memory_bounds_lie_below_splits_with_shorter_ends(
             row_gib = row.fixed_gib + row.layer_gib * sum(chunks) + row.leading_gib * dense
             assert row_gib - row.relief_gib * again <= held_gib[rank] * (1 + 1e-9)
             assert rooms[rank] >= sum(chunks) - dense
+
+
+def test_leading_layers_may_begin_behind_an_empty_first_chunk() -> None:
+    """DeepSeek's one dense layer may lie on rank 1 then; with one stage a rank it lies on rank 0."""
+    work = Workload(
+        model=load_catalog_model("deepseek-v2-lite"),
+        cluster=read_cluster("dgx-a100"),
+        gpus=4,
+        global_batch=16,
+        seq_len=4096,
+    )
+    numbers = {}
+    for vpp in (1, 2):
+        fit = MemoryFit(work, Layout(pp=4, vpp=vpp, num_micro_batches=16))
+        numbers[vpp] = [len(by_leading) for by_leading in fit.rooms(27)]
+    assert numbers == {1: [2, 1, 1, 1], 2: [2, 2, 1, 1]}
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (4, 5), (2, 10), (5, 4), (16, 1), (21, 1)])

@@ -26,6 +26,7 @@ from meshwright.planner.calculators.collective import (
 )
 from meshwright.planner.calculators.formulas import read_bytes, read_rate
 from meshwright.planner.calculators.pipeline import pipeline_document
+from meshwright.planner.calculators.volumes import compression_document
 from meshwright.planner.runs.calibration.service import draft_stack
 
 RUN = {
@@ -306,3 +307,30 @@ def test_numbers_that_say_nothing_are_refused(words: str) -> None:
     result = meshwright(*words.split())
     assert result.exit_code == 2
     assert re.search(r"--(compute|element-bytes|params): must be", result.output)
+
+
+def test_advice_is_of_the_schedule_that_is_asked_about() -> None:
+    """It was 1F1B's for all: four times the micro-batches, where twice as many do for zero bubbles."""
+    document = pipeline_document("zb-h1", 16, 1, 16)
+    assert document["efficiency"] < 0.8
+    for change, (pp, micro_batches) in zip(
+        document["advice"],
+        ((16, document["advice"][0]["to"]), (document["advice"][1]["to"], 16)),
+        strict=True,
+    ):
+        there = pipeline_document("zb-h1", pp, 1, micro_batches)
+        assert change["efficiency"] == pytest.approx(there["efficiency"])
+        assert there["efficiency"] >= 0.8 - 1e-9
+    assert document["advice"][0]["to"] == 32
+
+
+def test_a_codec_pays_below_a_rate_without_start_ups() -> None:
+    """A ring of 1 GB of 64: 2 x 63/64 GB less the half of it, over two passes of the codec at 100 GB/s."""
+    slow = compression_document(
+        1e9, 64, Link(alpha_s=1e-3, bytes_per_s=12.5e9), codec_bytes_per_s=100e9
+    )
+    free = compression_document(
+        1e9, 64, Link(alpha_s=0.0, bytes_per_s=12.5e9), codec_bytes_per_s=100e9
+    )
+    for with_start, without in zip(slow["methods"], free["methods"], strict=True):
+        assert with_start["pays_below_gb_per_s"] == pytest.approx(without["pays_below_gb_per_s"])

@@ -99,7 +99,10 @@ def test_sglang_tokens_chose_slots_which_hold_experts() -> None:
     assert routing.tokens.tolist() == [[[0, 3], [1, 2], [3, -1]], [[3, 1], [0, 2], [2, 1]]]
     assert routing.layer_ids == (1, 2)
     assert routing.affinity is not None
-    assert routing.affinity.tolist() == [[[1, 1, 1, 1], [0, 0, 0, 1]], [[1, 1, 1, 1], [0, 1, 1, 0]]]
+    assert routing.affinity[0].tolist() == [
+        [[1, 1, 1, 1], [0, 0, 0, 1]],
+        [[1, 1, 1, 1], [0, 1, 1, 0]],
+    ]
     # Ranks that are not the cluster's GPUs say nothing of where tokens come from.
     assert read_flows(routing, None, SlotShape(slots=4, gpus=4, nodes=2)).sources is None
     assert read_flows(routing, None, SlotShape(slots=4, gpus=2, nodes=2)).sources is not None
@@ -226,7 +229,10 @@ def test_tensorrt_llm_counts_and_where_tokens_came_from(tmp_path: Path) -> None:
     assert routing.loads.tolist() == [[[42, 12, 2], [42, 16, 2]]]
     assert read_routing(folder, split=2).loads[0].tolist() == [[20, 6, 1], [20, 8, 1]]
     assert routing.affinity is not None
-    assert routing.affinity[1].tolist() == [[21, 8, 0], [21, 8, 2]]
+    assert routing.affinity[0, 1].tolist() == [[21, 8, 0], [21, 8, 2]]
+    by_step = read_routing(folder, split=2).affinity
+    assert by_step is not None
+    assert by_step[:, 1].tolist() == [[[10, 4, 0], [10, 4, 1]], [[11, 4, 0], [11, 4, 1]]]
 
 
 def test_tensorrt_llm_raw_choices_are_a_trace_and_no_counts(tmp_path: Path) -> None:
@@ -251,6 +257,8 @@ def test_tensorrt_llm_raw_choices_are_a_trace_and_no_counts(tmp_path: Path) -> N
         [1, 2],
         [1, 1],
     ]
+    assert routing.token_ranks is not None
+    assert routing.token_ranks.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
     for rank in range(2):
         (folder / f"rank{rank}.safetensors").unlink()
     alone = read_routing(folder)
@@ -309,7 +317,7 @@ def test_a_rank_without_tokens_of_a_layer_routed_nothing_there(tmp_path: Path) -
     (folder / "rank2.safetensors").write_bytes(write_safetensors(few))
     affinity = read_routing(folder).affinity
     assert affinity is not None
-    assert affinity[:, 2].tolist() == [[1, 2, 3], [0, 0, 0]]
+    assert affinity[0, :, 2].tolist() == [[1, 2, 3], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -432,7 +432,7 @@ def test_co_activation_files_are_read_and_refused(tmp_path: Path) -> None:
         read_flows(routing, path, shape)
     # A trace beside the loads counts before their pair counts.
     tokens = np.array([[[0, 1]], [[2, 3]]], dtype=np.int32)
-    both = read_flows(replace(routing, tokens=tokens, co_activation=pairs), None, shape)
+    both = read_flows(replace(routing, tokens=tokens, co_activation=pairs[None]), None, shape)
     assert both.pairs is None
 
 

@@ -95,6 +95,19 @@ def test_the_patched_script_has_the_plans_price(plan: Plan, text: str, tmp_path:
     assert diff.step_time_s == pytest.approx(price(path), rel=1e-9)
 
 
+def test_one_way_of_saying_the_stages_remains(tmp_path: Path) -> None:
+    """Megatron refuses a layout beside a height of virtual stages, which was left in the script."""
+    split = planned(pin="pp=4,vpp=3")
+    assert "--pipeline-model-parallel-layout" in plan_files(split)["megatron_args.json"]
+    text = ONE_LINE.replace("--bf16", "--num-layers-per-virtual-pipeline-stage 5 --bf16")
+    path = written(tmp_path, text)
+    apply(script_diff(path, split).patch, path)
+    assert "--pipeline-model-parallel-layout" in path.read_text(encoding="utf-8")
+    assert "--num-layers-per-virtual" not in path.read_text(encoding="utf-8")
+    assert split.predicted is not None
+    assert price(path) == pytest.approx(split.predicted.step_time_s, rel=1e-3)
+
+
 def test_what_the_user_wrote_besides_stays(plan: Plan, tmp_path: Path) -> None:
     diff = script_diff(written(tmp_path, SCRIPT), plan)
     removed = [

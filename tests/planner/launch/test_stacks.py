@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from meshwright.api import plan
 from meshwright.costmodel.workload import Execution
@@ -202,9 +203,9 @@ def test_what_they_cannot_start(made: dict[str, Any], words: str, target: str) -
 @pytest.mark.parametrize("target", [*NAMES, "torchtitan"])
 def test_a_loss_that_a_plan_counts_on_is_not_left_out(target: str) -> None:
     made = make_plan("qwen3-8b", dp=8, zero_stage=3)
-    changes = {"framework": "fsdp2", "loss": "liger"}
+    changes = {"framework": "fsdp2", "loss": "chunked"}
     made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
-    with pytest.raises(InfeasibleError, match="liger loss"):
+    with pytest.raises(InfeasibleError, match="chunked loss"):
         plan_files(made, target)
 
 
@@ -463,7 +464,12 @@ def test_switches_that_ms_swift_calls_otherwise_than_megatron_are_read(tmp_path:
         ),
         ("llama-factory", {"kind": "dpo", "loss": "fused-head"}, "asks for trl<=0.24.0, whose"),
         ("axolotl", {"kind": "dpo", "loss": "fused-head"}, "asks for trl==1.14.1, whose trainers"),
-        ("axolotl", {"loss": "liger"}, "is not written for the liger loss: plan with --loss all"),
+        (
+            "trl",
+            {"loss": "liger"},
+            "the fused-head loss alone there, and Liger's layers without its loss: plan with --loss fused",
+        ),
+        ("axolotl", {"loss": "chunked"}, "is not written for the chunked loss: plan with --loss"),
         ("ms-swift", {"optimizer": "muon"}, "makes no Muon"),
         ("axolotl", {"optimizer": "sgd"}, "may run SGD without the momentum"),
         ("llama-factory", {"framework": "deepspeed", "optimizer": "sgd"}, "may run SGD without"),
@@ -475,6 +481,44 @@ def test_what_scripts_cannot_start(target: str, changes: dict[str, Any], words: 
     made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
     with pytest.raises(InfeasibleError, match=words):
         plan_files(made, target)
+
+
+STACKS_WITH_LIGER: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-factory": ("llama_factory.yaml", {"enable_liger_kernel": True}),
+    "ms-swift": ("swift.yaml", {"use_liger_kernel": True}),
+    "axolotl": (
+        "axolotl.yaml",
+        {
+            "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+            "liger_fused_linear_cross_entropy": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("framework", ["deepspeed", "fsdp2"])
+@pytest.mark.parametrize("target", STACKS_WITH_LIGER)
+def test_ligers_loss_by_each_stacks_own_switch(target: str, framework: str, tmp_path: Path) -> None:
+    """Axolotl alone can leave Liger's other kernels off: elsewhere the file says that they run too."""
+    name, switches = STACKS_WITH_LIGER[target]
+    changes = {"framework": framework, "kind": "sft", "loss": "liger"}
+    plans = {}
+    for model in ("qwen3-8b", "olmoe-1b-7b"):
+        made = make_plan(model, dp=8, zero_stage=3)
+        plans[model] = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
+    files = plan_files(plans["qwen3-8b"], target)
+    written = yaml.safe_load(files[name])
+    assert {key: written.get(key) for key in switches} == switches
+    said = any("Liger's norms, rotations and gates run too" in text for text in files.values())
+    assert said == (target != "axolotl")
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    run = read_launch(tmp_path / ("swift.sh" if target == "ms-swift" else name))
+    assert run.settings["loss"] == "liger"
+    assert run.unread == (() if target == "axolotl" else tuple(switches))
+    with pytest.raises(InfeasibleError, match="may not run Liger's loss for allenai/OLMoE"):
+        plan_files(plans["olmoe-1b-7b"], target)
 
 
 def test_ms_swift_packs_where_its_attention_lets_it() -> None:

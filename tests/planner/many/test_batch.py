@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+import meshwright
 from meshwright.errors import InputError
 from meshwright.planner.audit import audit_plan
 from meshwright.planner.many.batch import (
@@ -31,8 +32,10 @@ from meshwright.planner.many.batch import (
 )
 from meshwright.planner.many.jobs import AnswerCache, JobDoc, code_files, read_jobs, request_key
 from meshwright.planner.mixed.document import MixedRequest
+from meshwright.planner.report.many_view import batch_view
 from meshwright.planner.request.choices import WITHOUT
 from tests.places import ROOT
+from tests.planner.report.test_views import text
 
 SMALL: dict[str, Any] = {
     "model": "llama-3-8b",
@@ -249,6 +252,23 @@ def test_a_plan_cut_short_by_time_is_not_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
+def test_a_job_without_a_limit_has_that_of_the_batch(tmp_path: Path) -> None:
+    """The exhaustive method has none by itself, and what a limit ended is said in words."""
+    exhaustive = {**FEW, "pin": f"{FEW['pin']},tp=2,pp=1", "method": "exhaustive"}
+    jobs = [
+        {**FEW, "name": "of-the-batch"},
+        {**FEW, "name": "its-own", "time_limit": 60},
+        {**exhaustive, "name": "exhaustive"},
+    ]
+    path, options = jobs_file(tmp_path, {"jobs": jobs}), BatchOptions(workers=1, time_limit_s=0.0)
+    report = run_batch(path, tmp_path / "out", options, Quiet())
+    assert [row["status"] for row in report.rows] == ["unknown", "optimal", "optimal"]
+    assert "1 not proven: the search ended first; a job's time_limit" in text(*batch_view(report))
+    report = run_batch(path, tmp_path / "without", BatchOptions(workers=1), Quiet())
+    assert set(report.by_status) == {"optimal"}
+    assert "not proven" not in text(*batch_view(report))
+
+
 def test_a_batch_is_another_one_when_a_file_that_it_names_is(tmp_path: Path) -> None:
     """Else rows of the old cluster would stand beside rows of the new one."""
     cluster = tmp_path / "mine.yaml"
@@ -414,7 +434,8 @@ def workers_of(parent: int) -> list[int]:
 
 def test_the_fingerprint_covers_every_room() -> None:
     """Once it covered no file at all after its own module had moved, so old answers outlived new code."""
-    files = {path.relative_to(ROOT).as_posix() for path in code_files()}
+    package = Path(meshwright.__path__[0]).resolve()
+    files = {path.relative_to(package).as_posix() for path in code_files()}
     for name in (
         "errors.py",
         "costmodel/estimate.py",
@@ -463,8 +484,8 @@ def test_jobs_on_clusters_with_parts_are_planned_too(tmp_path: Path) -> None:
     assert row["gpus"] == 32
     gpu_hours = 1e9 / row["tokens_per_s"] * row["gpus"] / 3600
     assert row["gpu_hours"] == pytest.approx(gpu_hours)
-    for name, text in result["files"].items():
-        (tmp_path / name).write_text(text)
+    for name, content in result["files"].items():
+        (tmp_path / name).write_text(content)
     assert audit_plan(tmp_path / "mixed_plan.yaml").passed
     assert do_job(fields, str(tmp_path / "kept"))["files"] == result["files"]
     refused = do_job({**fields, "train": "qlora"}, None)["row"]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import meshwright
 from meshwright import cli
 from meshwright.errors import InputError
-from meshwright.planner.many.sweep import combinations_of, read_axes
+from meshwright.planner.many.sweep import SweepReport, combinations_of, read_axes
 from meshwright.planner.request.choices import WITHOUT
 
 ASKED: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 64, "seq_len": 4096}
@@ -132,6 +132,22 @@ def test_the_table_and_the_files(tmp_path: Path) -> None:
     assert "tokens/s" in (out / "sweep.svg").read_text(encoding="utf-8")
     shown = CliRunner().invoke(cli.main, words).stdout
     assert "tokens/s a GPU" in shown
+
+
+def test_plans_of_a_sweep_share_a_limit_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def swept(*_: object, **options: object) -> SweepReport:
+        asked.append(options["time_limit_s"])
+        row = {"gpus": 8, "status": "feasible", "step_time_s": 2.0, "lower_bound_s": 1.0}
+        return SweepReport(axes={"gpus": (8,)}, rows=[row, {"gpus": 16, "status": "optimal"}])
+
+    monkeypatch.setattr(meshwright, "sweep", swept)
+    words = [*WORDS, "--sweep", "gpus=8+16,precision=bf16+fp8"]
+    for more in ([], ["--time-limit", "7"], ["--method", "exhaustive"]):
+        done = CliRunner().invoke(cli.main, [*words, *more])
+        assert "1 not proven: the search ended first; --time-limit may be longer." in done.output
+    assert asked == [240.0, 7.0, None]
 
 
 def test_a_baseline_does_not_go_with_a_sweep(tmp_path: Path) -> None:

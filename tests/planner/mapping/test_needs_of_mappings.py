@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.planner.mapping.joint import NO_CUT, Grid, Limits, Need, Packing, Ratio
+from meshwright.planner.mapping.joint import (
+    NO_CUT,
+    PATIENT_WORK,
+    Grid,
+    Limits,
+    Need,
+    Packing,
+    Ratio,
+)
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
 
 
@@ -101,6 +109,25 @@ def check(problem: MappingProblem, need: Need) -> bool:
     assert packing.impossible(need) == (not exists), need
     assert mapping is None or is_kept(problem, mapping, need), need
     return exists
+
+
+def test_a_question_that_stayed_open_is_asked_again_with_more_work() -> None:
+    """Six stages on nine leaves in five pods, each ring with three slots in a leaf and five in a pod."""
+    free, pods = [7, 7, 3, 5, 5, 7, 4, 5, 5], [0, 0, 1, 1, 2, 2, 3, 3, 4]
+    problem = grid_problem((6, 8), (1, 1), free, pods)
+    need = Need(
+        grid=Grid.of(problem),
+        leaves=Limits(rings=(3, 1)),
+        pods=Limits(rings=(5, 1)),
+    )
+    packing, instance = Packing(), SimpleNamespace(problem=problem)
+    packing.question_work = 1e-4
+    for _ in range(2):
+        assert packing.find(instance, need) is None  # type: ignore[arg-type]
+        assert not packing.impossible(need)
+    packing.question_work = PATIENT_WORK
+    assert packing.find(instance, need) is None  # type: ignore[arg-type]
+    assert packing.impossible(need)
 
 
 def test_stages_that_ask_unlike_things_of_leaves_and_of_pods() -> None:

@@ -102,7 +102,7 @@ def test_effective_members_are_those_of_the_recount_and_none_beats_the_most(seed
         by_list = recounted_placement(cluster, layout, list(counted.ranks(row)))
         for name in PRICED:
             assert getattr(by_list, name).tolist() == getattr(counted.placement, name)[row].tolist()
-    most = most_members(cluster, free_gpus_of(cluster), layout)
+    most = most_members(cluster, layout)
     listed = {
         tuple(getattr(counted.placement, name)[row].tobytes() for name in PRICED)
         for row in range(len(counted.gpus))

@@ -14,6 +14,7 @@ import pytest
 from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout
+from meshwright.planner.mapping import counted
 from meshwright.planner.mapping.counted import (
     ASKED,
     Row,
@@ -170,6 +171,69 @@ def test_what_is_impossible_is_reached_by_no_order(seed: int) -> None:
         return
     # What is left is reached: the rows are the orders that no other one is ahead of, and no more.
     assert set(cover.rows) <= rows
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(40, 46),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(46, 100))),
+    ],
+)
+def test_every_order_is_one_of_the_ways_within_a_row(seed: int) -> None:
+    """Below the most of all kinds, and below what some orders reach."""
+    cluster, layout = random_case(seed)
+    reach = cover_of(cluster, layout).reach
+    rows = np.array(sorted(every_row(cluster, layout)))
+    chance = np.random.default_rng(seed)
+    limits = [np.array(reach.row(reach.most)), *rows[chance.integers(len(rows), size=3)]]
+    pp, chains = int(layout.pp), ASKED.index("pp") * reach.levels
+    as_priced = rows.copy()
+    as_priced[:, chains:][rows[:, chains:] < pp] = 1
+    for limit in limits:
+        ways = reach.ways_within(tuple(limit.tolist()), 10**6)
+        assert ways is not None
+        within = as_priced[np.all(as_priced <= limit, axis=1)]
+        assert set(map(tuple, within.tolist())) <= set(map(tuple, ways.tolist()))
+        assert np.all(ways <= limit)
+    assert reach.ways_within(reach.row(reach.most), 0) is None
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(2, 30)))]
+)
+def test_faster_outer_links_close_as_all_orders_priced(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes with PCIe alone: what one listed mapping and questions prove, against all mappings priced."""
+    chance = random.Random(seed)
+    nodes = [(f"l{chance.randrange(2)}", chance.choice([2, 3, 4])) for _ in range(3)]
+    cluster = on_nodes(nodes, "l40s-pcie")
+    degrees = chance.choice([(1, 2, 2), (1, 4, 1), (2, 2, 1), (1, 1, 4), (2, 1, 2), (1, 2, 1)])
+    cp, dp, pp = degrees
+    pins = {"tp": 1, "cp": cp, "pp": pp, "ep": chance.choice([1, cp * dp]), "micro_batch": 1}
+    request = read_request(
+        model="olmoe-1b-7b",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=4 * dp,
+        seq_len=2048,
+        pin=pins | {"dp": dp},
+        without=("deepep", "hybridep", "ep-overlap", "cuda-graph", "tp-overlap"),
+    )
+    request = replace(request, cluster=cluster, gpus=cluster.gpus)
+    exact = best_plan(request).outcome
+    monkeypatch.setattr(counted, "MOST_IN_FULL", 0)
+    monkeypatch.setattr(counted, "FEWEST_COUNTED", 1)
+    monkeypatch.setattr(counted, "MOST_COUNTED", 1)
+    for known in (counted._counted, counted._with_groups, counted._cover):
+        known.cache_clear()
+    closed = best_plan(request).outcome
+    for known in (counted._counted, counted._with_groups, counted._cover):
+        known.cache_clear()
+    assert exact.status == "optimal"
+    assert closed.status == "optimal"
+    assert closed.best[0].step_time_s == pytest.approx(exact.best[0].step_time_s, rel=1e-9)
 
 
 def test_an_exchange_inside_nodes_leaves_no_ring_there() -> None:

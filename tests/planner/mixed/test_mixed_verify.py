@@ -18,12 +18,13 @@ from pydantic import ValidationError
 
 from meshwright.cli import main
 from meshwright.documents import write_files
-from meshwright.errors import InputError, InternalError
+from meshwright.errors import InputError, InternalError, OutOfTimeError
 from meshwright.planner.audit import audit_plan, checked, stated_faults_on_parts
 from meshwright.planner.launch.plan_files import mixed_files
 from meshwright.planner.mixed import service
 from meshwright.planner.mixed.document import MixedPlan, mixed_document, mixed_text, read_mixed_plan
 from meshwright.planner.mixed.kernel import MixedPrice
+from meshwright.planner.mixed.promising import PromisingRows, promising_rows
 from meshwright.planner.mixed.service import MixedOutcome, MixedResult, MixedSearch, make_mixed_plan
 from meshwright.planner.mixed.verify import mixed_faults
 from meshwright.planner.plan.document import with_digest
@@ -139,6 +140,22 @@ def test_saved_json_output_holds(result: MixedResult, tmp_path: Path) -> None:
     path = tmp_path / "saved.json"
     path.write_text(json.dumps(mixed_document(result.document)))
     assert audit_plan(path).passed
+
+
+def test_a_plan_of_a_search_that_ended_before_all_was_counted_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some pipelines are priced first: `verify` refused such a plan as 43 priced of 0."""
+
+    def ends(*args: Any) -> PromisingRows:
+        promising_rows(*args)
+        raise OutOfTimeError
+
+    monkeypatch.setattr(service, "promising_rows", ends)
+    plan = make_mixed_plan(asked(1)).document
+    assert plan.layout is not None
+    assert plan.solver.priced > 0
+    assert list(stated_faults_on_parts(plan)) == []
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.planner.report.many_view import row_layout_text
 from meshwright.planner.report.plan_page import plan_page
-from meshwright.planner.report.plan_view import first_screen
+from meshwright.planner.report.plan_view import first_screen, plan_view
 from meshwright.planner.report.plan_words import host_words, status_words
 from meshwright.planner.report.prediction_view import recompute_text
 from tests.planner.report.test_views import text
@@ -62,6 +62,19 @@ def test_the_band_of_a_plan_says_how_many_jobs_like_it_were_measured(jobs: int, 
     update = {"error_band": band, "band_of": "optima"}
     told = plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
     assert words in text(*first_screen(told), width=300)
+
+
+def test_the_band_of_own_runs_is_theirs_on_the_screen_in_full_and_on_the_page() -> None:
+    plan = priced_plan(tp=2, dp=4, num_micro_batches=16, sequence_parallel=True)
+    assert plan.predicted is not None
+    band = plan.predicted.error_band.model_copy(
+        update={"rows": 24, "basis": "24 own runs of my-stack"}
+    )
+    update = {"error_band": band, "band_of": "own runs"}
+    own = plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
+    for words in (text(*first_screen(own), width=300), text(*plan_view(own), width=300)):
+        assert ", by 24 own runs of my-stack" in words
+    assert "Likely is by 24 own runs of my-stack." in plan_page(own)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ from meshwright.planner.report.view import (
     printed,
     view_text,
 )
-from meshwright.planner.runs.prediction import price_run
+from meshwright.planner.runs.prediction import prediction_of, price_run
 from meshwright.planner.runs.run_file import run_from_mapping
 from tests.plans import make_plan
 
@@ -79,6 +79,18 @@ def test_a_run_says_how_far_it_was_off(measured: dict[str, object], words: str |
         assert "Slower than" not in shown
     else:
         assert words in shown
+
+
+def test_memory_is_compared_as_it_was_measured() -> None:
+    """Of a log of rank 0 the fullest rank was compared here, and rank 0 by `validate`."""
+    settings = {"gpus": 16, "tp": 2, "pp": 4, "dp": 2, "seq_len": 8192, "global_batch": 128}
+    measured = {"memory_gib": 20.0, "memory_note": "peak allocated, rank 0"}
+    row = {"model": "llama-3-8b", "cluster": "dgx-h100", "measured": measured}
+    run = run_from_mapping(row | {"run": settings | {"recompute": "full"}}, where="run")
+    priced, told = price_run(run, Path("run")), prediction_of(run).memory_gib
+    assert told is not None
+    assert told < max(priced.predicted.memory_gib) - 1.0
+    assert f"memory of rank 0 {told:.1f} GiB" in " ".join(text(*run_view(priced)).split())
 
 
 def test_a_column_writes_its_values() -> None:
@@ -129,6 +141,14 @@ def test_words_and_headings_are_folded_before_numbers() -> None:
     # Too narrow for the numbers: folded like the rest, and still not cut.
     digits = "".join(text(table, width=12).split())
     assert all(digits.count(digit) >= 1 for digit in "1234567")
+
+
+def test_columns_move_closer_before_numbers_are_folded() -> None:
+    columns = [Column("cluster"), *(Column(name, COUNT) for name in ("dollars", "tokens", "kWh"))]
+    table = Table(columns, [["h200.yaml", 746_287, 228_688, 163_250]])
+    rows = text(table, width=29).splitlines()
+    assert any("746,287 228,688 163,250" in row for row in rows)
+    assert max(map(len, rows)) <= 29
 
 
 def test_a_file_cannot_steer_the_terminal() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -292,3 +293,65 @@ def test_a_run_file_takes_a_log_too(tmp_path: Path) -> None:
     several = CliRunner().invoke(main, [*words[:-1], str(tmp_path / "y.yaml")])
     assert several.exit_code == 2
     assert "must hold one run" in several.output
+
+
+class Counted:
+    """A pattern that counts the characters that its searches are given."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern, self.characters = pattern, 0
+
+    def search(self, words: str, start: int, end: int | None = None) -> re.Match[str] | None:
+        end = len(words) if end is None else end
+        found = self.pattern.search(words, start, end)
+        self.characters += (end if found is None else found.end()) - start
+        return found
+
+
+@pytest.mark.parametrize(
+    ("patterns", "near", "piece"),
+    [
+        (logs._MEGATRON_STEP, 0, "iteration 1/9 |"),
+        (logs._MEMORY[0][:2], 0, "[Rank 1] memory (MB) |"),
+        (logs._MEMORY[1][:2], 0, "[Rank 1] memory (GB) |"),
+        (logs._TORCHTITAN_STEP, logs._NEAR, "step: 1 loss: memory: 1GiB "),
+    ],
+)
+def test_a_line_of_many_beginnings_is_passed_a_few_times(
+    patterns: Any, near: int, piece: str
+) -> None:
+    """Each began a search to the end of the line: twice the line took four times as long."""
+    work = {}
+    for pieces in (100, 200, 400):
+        counted = [Counted(pattern) for pattern in patterns]
+        assert logs._in_turn(piece * pieces, counted, near) == []  # type: ignore[arg-type]
+        work[pieces] = sum(each.characters for each in counted)
+        assert work[pieces] < 30 * len(piece) * pieces
+    assert work[400] < 2.2 * work[200] < 4.84 * work[100]
+
+
+def test_a_step_behind_a_broken_one_is_read() -> None:
+    line = (
+        f"step: 1 loss: 3 {'.' * 400} step: 20 loss: 2.1 memory: 40.5GiB(51%) tps: 7,000 mfu: 40%"
+    )
+    assert logs._in_turn(line, logs._TORCHTITAN_STEP, logs._NEAR) == ["20", "40.5", "7,000"]
+
+
+def test_short_rows_under_many_columns_take_their_own_cells(tmp_path: Path) -> None:
+    """They were filled up to the columns of the head: rows times columns, of a file of megabytes."""
+    path = tmp_path / "history.csv"
+    columns = [f"metric {number}" for number in range(2000)]
+    rows = [f"{step},0.5" for step in range(1, 2001)]
+    head = ",".join(("_step", "iteration-time", *columns))
+    path.write_text("\n".join((head, *rows)), encoding="utf-8")
+    cells = sum(len(row) for _, row in logs._csv_rows(path))
+    assert cells == len(columns) + 2 + 2 * (len(rows) - 1)
+    assert len(logs.read_log(path).seconds) == len(rows)
+
+
+def test_endless_names_of_columns_are_not_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text(
+        f"_step,iteration-time,{'x' * 5000} - iteration-time\n1,2.0,3.0\n", encoding="utf-8"
+    )
+    assert logs.read_log(path).seconds == {1: 2.0}

@@ -656,7 +656,7 @@ def test_a_bad_row_does_not_hide_the_others(tmp_path: Path) -> None:
         ("runs: [{\n", "not valid YAML"),
         ("a: &a [1]\nb: *a\n", "aliases"),
         ("a: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
-        ("[" * 5000, "nested"),
+        ("[" * 5000 + "]" * 5000, "nested"),
     ],
 )
 def test_files_that_are_no_run_files(tmp_path: Path, text: str, part: str) -> None:

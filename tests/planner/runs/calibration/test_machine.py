@@ -20,6 +20,7 @@ from meshwright.cluster_specs.reader import load_cluster
 from meshwright.costmodel.calibration import Factors, MeasuredPoint
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.report.plan_view import first_screen
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import calibration_text, read_calibration
 from meshwright.planner.runs.calibration import torch_timer
@@ -37,6 +38,7 @@ from meshwright.planner.runs.calibration.machine import (
 )
 from meshwright.planner.runs.calibration.service import calibrate_runs
 from meshwright.planner.runs.calibration.torch_timer import devices_like, imported_torch
+from tests.planner.report.test_views import text
 from tests.planner.runs.calibration.own_runs import measured_runs
 
 HIDDEN = Factors(
@@ -166,6 +168,12 @@ def test_another_machine_than_the_cluster_is_noticed() -> None:
     report = report_of(SimulatedDevice(slow=1e4))
     assert report.calibration.factors.gemm == pytest.approx(1 / 20, rel=0.02)
     assert any("is --cluster the machine" in note for note in report.notes)
+    sentences = {moved.name: moved.sentence for moved in report.moved}
+    assert sentences["gemm"].endswith("what was timed lies further off than a stack file holds")
+    assert "2,070 were assumed" in sentences["hbm"]
+    # A plan draws its constants round these: some lay beyond the edge, which ended in an internal error.
+    drawn = report.calibration.scenarios(64, 0)
+    assert min(each.factors.hbm for each in drawn) == 1 / 20
 
 
 def test_a_slow_class_stops_when_its_next_shape_would_take_too_long(
@@ -248,6 +256,7 @@ def test_the_file_is_taken_by_plans(tmp_path: Path) -> None:
     assert slower.predicted is not None
     assert plain.predicted is not None
     assert 1.1 < slower.predicted.step_time_s / plain.predicted.step_time_s < 1.3
+    assert f"constants calibrated: {again.name}" in " ".join(text(*first_screen(slower)).split())
     # No run of one's own was measured: the band stays that of optima.
     assert slower.predicted.band_of == "optima"
     # A device of another name keeps its constants.

@@ -133,10 +133,10 @@ def test_compare_says_what_to_do(tmp_path: Path) -> None:
     plan = priced_plan(tp=2, dp=4, num_micro_batches=16, sequence_parallel=True)
     (tmp_path / "plan.yaml").write_text(plan_text(plan), encoding="utf-8")
     script = tmp_path / "today.sh"
-    script.write_text(f"{SCRIPT.rstrip()} --delay-wgrad-compute\n", encoding="utf-8")
+    script.write_text(f"{SCRIPT.rstrip()} --enable-cuda-graph\n", encoding="utf-8")
     done = CliRunner().invoke(cli.main, ["compare", str(tmp_path), str(script)])
     assert done.exit_code == 0, done.output
-    assert "--delay-wgrad-compute is not read" in done.stdout.splitlines()[0]
+    assert "--enable-cuda-graph is not read" in done.stdout.splitlines()[0]
     assert " x" not in done.stdout.splitlines()[0].replace(" x8", "")
     assert "--from-launch" in done.stdout
 

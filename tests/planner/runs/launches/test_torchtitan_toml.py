@@ -9,6 +9,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
+from meshwright.planner.runs.launches.torchtitan import registry_settings
 
 # After torchtitan v0.2.0, torchtitan/models/llama3/train_configs/llama3_70b.toml.
 TOML = """
@@ -270,3 +271,11 @@ def test_a_configuration_of_its_own_sets_what_no_flag_says(tmp_path: Path) -> No
     assert expected.items() <= found.settings.items()
     assert isinstance(found.model, dict)
     assert found.model["layers"] == 27
+
+
+@pytest.mark.parametrize("stages", ["made()", "-" * 5000 + "1", "-" * 100_000 + "1", "[1]", "["])
+def test_a_module_whose_stages_are_no_lists_of_names_has_none(tmp_path: Path, stages: str) -> None:
+    (tmp_path / "registry.py").write_text(f"STAGES = {stages}\n", encoding="utf-8")
+    assert registry_settings(tmp_path, "registry", {"pp": 2}) == {}
+    (tmp_path / "registry.py").write_text("STAGES = [['layers.0'], ['layers.1']]\n")
+    assert registry_settings(tmp_path, "registry", {"pp": 2})["stages"] == [[1], [1]]
