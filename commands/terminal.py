@@ -92,7 +92,7 @@ def _stop_solvers_when_told(heard: int, interrupted: threading.Event) -> None:
     while number := os.read(heard, 1):
         if number[0] in ends:
             interrupted.set()
-            from meshwright.planner.solvers.cp_sat import stop_solvers
+            from meshwright.planner.solvers.programmes import stop_solvers
 
             stop_solvers()
     os.close(heard)

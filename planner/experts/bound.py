@@ -14,7 +14,7 @@ from meshwright.costmodel.layout import ROUNDING
 from meshwright.planner.experts.packing import greedy_counts
 from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.experts.problem import Slots as Counts
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model

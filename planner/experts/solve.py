@@ -64,7 +64,7 @@ from meshwright.planner.experts.problem import (
     check_shape,
 )
 from meshwright.planner.solvers.clock import is_over
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model

@@ -38,7 +38,7 @@ from meshwright.errors import InfeasibleError, InputError, OutOfTimeError, near_
 from meshwright.planner.drawing import counted
 from meshwright.planner.many.jobs import Job, JobDoc, read_jobs
 from meshwright.planner.solvers.clock import Shares, is_over
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model

@@ -45,7 +45,7 @@ from meshwright.planner.mapping.effective import (
 from meshwright.planner.mapping.joint import choice_instance
 from meshwright.planner.mapping.problem import IntArray
 from meshwright.planner.mapping.slots import Instance, Place, regular_orders, slot_sizes
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model

@@ -47,7 +47,7 @@ from meshwright.planner.mapping.slots import (
     regular_orders,
     whole_groups_in,
 )
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model

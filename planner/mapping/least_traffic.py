@@ -60,7 +60,7 @@ from meshwright.planner.mapping.slots import (
     ranks_of,
     regular_orders,
 )
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem
-from meshwright.planner.solvers.linear_program import LinearProgram, Row
+from meshwright.planner.solvers.programmes import LinearProgram, Row
 
 LARGEST_TABLE = 4_000_000
 """States of one stage in the tables of `PatternPricing`, 32 MB; beyond it what wraps round costs nothing in

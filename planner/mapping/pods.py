@@ -41,8 +41,12 @@ from meshwright.planner.mapping.patterns import (
 )
 from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem
 from meshwright.planner.mapping.slots import PROVEN, Incumbent, MappingRound, WorkLimits
-from meshwright.planner.solvers.cp_sat import repeatable_solver
-from meshwright.planner.solvers.linear_program import Row, TreeLimits, solved_by_highs
+from meshwright.planner.solvers.programmes import (
+    Row,
+    TreeLimits,
+    repeatable_solver,
+    solved_by_highs,
+)
 
 if TYPE_CHECKING:
     from ortools.math_opt.python import mathopt

@@ -24,7 +24,7 @@ from meshwright.planner.mapping.problem import (
     loads_of,
     spread_of,
 )
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 
 # How far groups must reach, by counting: no assignment touches fewer pods or leaves.
 #

@@ -54,7 +54,7 @@ from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.space import recompute_name, space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s, until
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 
 # Layouts around a request without a plan, as tables for the rules: its own, and those with a wish lifted.
 

@@ -36,7 +36,7 @@ from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.search.branches import Combination
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
 from meshwright.planner.search.pricing import SearchParams
-from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
+from meshwright.planner.solvers.programmes import solved_in_two_attempts
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import JointRouting

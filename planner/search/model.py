@@ -25,7 +25,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.mapping.joint import Cells, Grid, post_mappings
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import (

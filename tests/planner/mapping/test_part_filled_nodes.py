@@ -31,7 +31,7 @@ from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.run_file import places_on_hosts
-from meshwright.planner.solvers.linear_program import TreeLimits, solved_by_highs
+from meshwright.planner.solvers.programmes import TreeLimits, solved_by_highs
 from tests.soaked import some
 
 PRICED = ("tp", "cp", "pp", "ep", "etp", "edp", "dp_cp")

@@ -22,7 +22,7 @@ from meshwright.planner.solvers.clock import (
     remaining_s,
     within,
 )
-from meshwright.planner.solvers.cp_sat import repeatable_solver, stop_solvers
+from meshwright.planner.solvers.programmes import repeatable_solver, stop_solvers
 from tests.places import ROOT
 
 
@@ -110,7 +110,7 @@ INTERRUPTED_IN_A_SOLVE = """
 import os, signal, threading
 from tests.planner.solvers.test_clock import _hard_model
 from meshwright.commands.terminal import interruptible
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.programmes import repeatable_solver
 model, solver = _hard_model(), repeatable_solver()
 with interruptible(threading.Event()):
     threading.Timer(0.3, os.kill, (os.getpid(), signal.{name})).start()
