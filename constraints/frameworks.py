@@ -192,7 +192,9 @@ class DeepspeedExpertGroups(Rule):
         return as_excess(column(table, "dp") % column(table, "ep") + column(table, "pp") - 1)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        dp, ep, pp = int(plan.layout.dp), int(plan.layout.ep), int(plan.layout.pp)
+        dp = int(plan.layout.dp)
+        ep = int(plan.layout.ep)
+        pp = int(plan.layout.pp)
         remainder = dp - dp // ep * ep
         return self.over(
             value=remainder + pp - 1,

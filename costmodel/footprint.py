@@ -897,7 +897,9 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
     beside = _beside_layers(workload, layout, saved)
     pp = np.asarray(layout.pp)
     pipelines = Layout(**{name: np.asarray(getattr(layout, name)) for name in OF_PIPELINE})
-    kept, relief, recomputed = np.empty(pp.shape), np.empty(pp.shape), np.empty(pp.shape)
+    kept = np.empty(pp.shape)
+    relief = np.empty(pp.shape)
+    recomputed = np.empty(pp.shape)
     for degree in np.unique(pp):
         rows = np.flatnonzero(pp == degree)
         flying = np.asarray(least_in_flight(pipelines.take(rows).with_axis(), np.arange(degree)))

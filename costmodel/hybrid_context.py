@@ -310,7 +310,8 @@ def context_of_samples(c: Context, length: int, ranks: Ints) -> Context:
     Context
         Of the same layouts, with one sequence in place of packs.
     """
-    wanted, cp = np.asarray(ranks)[..., None], np.asarray(c.layout.cp)[..., None]
+    wanted = np.asarray(ranks)[..., None]
+    cp = np.asarray(c.layout.cp)[..., None]
     groups = np.minimum(c.placement.dp, np.maximum(wanted // cp, 1))
     return replace(
         c,
@@ -422,7 +423,8 @@ def dealt_steps(lengths: Dealt, *, samples_a_step: int, ranks: int, rank_tokens:
     """
     drawn = min(samples_a_step, _LARGEST_STEP)
     steps = min(max(_MOST_DRAWN // drawn, _FEWEST_STEPS), _MOST_STEPS)
-    sizes, shares = np.array([size for size, _ in lengths]), np.array([each for _, each in lengths])
+    sizes = np.array([size for size, _ in lengths])
+    shares = np.array([each for _, each in lengths])
     # As an epoch has them: each length as often as its share says, in a shuffled order.
     places = (np.arange(steps * drawn) + 0.5) / (steps * drawn)
     rows = np.searchsorted(np.cumsum(shares / shares.sum())[:-1], places, side="right")

@@ -569,7 +569,8 @@ def least_busiest_in_order_s(
             (before_s, from_s), high, (first_s, last_s), ranks, reaches, cuts=cuts, leading=leading
         )
         all_s = total_s if again_s is None else total_s + np.max(again_s, axis=1)
-        low, high = np.where(placed, low, high), np.where(placed, high, np.maximum(all_s, high))
+        low = np.where(placed, low, high)
+        high = np.where(placed, high, np.maximum(all_s, high))
     tried = max(_TOGETHER // max(len(low), 1), 1)
     share = np.arange(tried + 2) / (tried + 1)
     every = np.repeat(np.arange(len(low)), tried)
@@ -690,7 +691,8 @@ def least_way_in_order_s(
     while np.any(high - low > _FINENESS * total_s):
         limits_s = low + (high - low) * share
         at = np.sum(~_are_placed(limits_s[1:-1]), axis=0)
-        low, high = limits_s[at, np.arange(count)], limits_s[at + 1, np.arange(count)]
+        low = limits_s[at, np.arange(count)]
+        high = limits_s[at + 1, np.arange(count)]
     return np.asarray(low)
 
 
@@ -872,7 +874,8 @@ def counts_of_parts(layers: tuple[str, ...], first: int | None = None) -> NDArra
         Read-only, kinds and places as in `counts_in_order`. Below 0 where the end lies in front of the begin,
         0 there where `first` is given.
     """
-    begin, end = np.arange(len(layers) + 1)[:, None], np.arange(len(layers) + 1)[None, :]
+    begin = np.arange(len(layers) + 1)[:, None]
+    end = np.arange(len(layers) + 1)[None, :]
     if first is not None:
         end = np.maximum(np.minimum(begin + first, end), begin)
     counts = counts_between(layers, begin, end)

@@ -333,7 +333,8 @@ def optimizer_shards(layout: Layout) -> tuple[Ints, Ints]:
     tuple of two int or arrays of int
         Of dense parameters, and of experts; at least 1.
     """
-    dense, expert = np.asarray(layout.dp) * np.asarray(layout.cp), np.asarray(layout.edp)
+    dense = np.asarray(layout.dp) * np.asarray(layout.cp)
+    expert = np.asarray(layout.edp)
     return np.maximum(dense // layout.shard_groups, 1), np.maximum(expert // layout.shard_groups, 1)
 
 

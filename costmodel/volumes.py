@@ -285,7 +285,9 @@ def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
     ContextVolumes
         Bytes of a step, at least 0.
     """
-    model, tp, cp = c.workload.model, int(np.asarray(c.layout.tp)), int(np.asarray(c.layout.cp))
+    model = c.workload.model
+    tp = int(np.asarray(c.layout.tp))
+    cp = int(np.asarray(c.layout.cp))
     token_bytes = 2.0 * float(np.asarray(c.tokens))
     passes = 2.0 * work.layers + work.recomputed
     linear, mamba = model.linear_attention, model.mamba

@@ -809,7 +809,8 @@ class _Ranks:
 
     def _lighter(self, caps: _Caps, pareto: list[tuple[int, int]]) -> list[_Caps]:
         """Caps that only a split with less of a kind of parameters than all known ones keeps."""
-        load, experts = min(load for load, _ in pareto), min(experts for _, experts in pareto)
+        load = min(load for load, _ in pareto)
+        experts = min(experts for _, experts in pareto)
         trials = []
         if load:
             trials.append(replace(caps, load=self._loads[load - 1]))

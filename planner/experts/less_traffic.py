@@ -422,7 +422,8 @@ def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: 
             break
         until[a, place[a]] = until[b, place[b]] = step + int(chance.integers(*TRAFFIC.tenure))
         state.swap(a, b)
-        now, over = now + float(change[a, b]), max(over + float(overload[a, b]), 0.0)
+        now = now + float(change[a, b])
+        over = max(over + float(overload[a, b]), 0.0)
         if now + cap.price * over < lowest - least_change:
             lowest, since = now + cap.price * over, 0
         if over <= ROUNDING and now < least_cost - least_change:

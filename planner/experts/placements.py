@@ -563,7 +563,8 @@ def _shared(curves: list[Loads], moves: int) -> tuple[float, list[int]]:
     best = np.zeros(total + 1)
     taken = []
     for curve in curves:
-        now, pick = np.full(total + 1, np.inf), np.zeros(total + 1, dtype=np.int64)
+        now = np.full(total + 1, np.inf)
+        pick = np.zeros(total + 1, dtype=np.int64)
         for m in _corners(curve, total):
             cost = np.full(total + 1, np.inf)
             cost[m:] = best[: total + 1 - m] + curve[m]

@@ -954,7 +954,9 @@ def _moved_up(
     moved = list(runs)
     for index in sorted(range(len(jobs)), key=lambda index: runs[index].start):
         job, size = jobs[index], runs[index].size
-        profile, demand, ticks = profiles[job.parts[size]], job.demands[size], job.ticks[size]
+        profile = profiles[job.parts[size]]
+        demand = job.demands[size]
+        ticks = job.ticks[size]
         start = profile.earliest_start(demand, ticks)
         moved[index] = TimedRun(size=size, start=start, end=start + ticks)
         profile.add(moved[index], demand)

@@ -478,7 +478,8 @@ def _at_edges(c: Context, own: slice) -> IntArray:
     pp = int(np.asarray(c.layout.pp))
     each = int(np.asarray(c.layout.gpus)) // pp
     ranks = np.arange((own.stop - own.start) * each)
-    before, behind = ranks[: each * (own.start > 0)], ranks[len(ranks) - each * (own.stop < pp) :]
+    before = ranks[: each * (own.start > 0)]
+    behind = ranks[len(ranks) - each * (own.stop < pp) :]
     return np.concatenate([before, behind])
 
 

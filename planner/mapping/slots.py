@@ -361,7 +361,10 @@ def process_groups(
     dict of str to array of int
         By axes, joined by dashes ('dp-cp'): ranks, shape [groups, members].
     """
-    tp, cp, dp, pp = int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp)
+    tp = int(layout.tp)
+    cp = int(layout.cp)
+    dp = int(layout.dp)
+    pp = int(layout.pp)
     etp, ep = int(layout.etp), int(layout.ep)
     axes = (*AXES, "ep")
     dense = dict(zip(axes, (tp, cp, dp, pp, 1), strict=True))
@@ -685,7 +688,8 @@ def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
     choice = slot_choice(instance, assignment)
     ranks: list[Place] = []
     for p, d, c in product(range(pp), range(dp), range(cp)):
-        stage, column = p // inside.pp, c // inside.cp + cp // inside.cp * (d // inside.dp)
+        stage = p // inside.pp
+        column = c // inside.cp + cp // inside.cp * (d // inside.dp)
         leaf = instance.slots.places[int(assignment[stage, column])]
         slot = leaf[int(choice[stage, column])]
         group = c % inside.cp + inside.cp * (d % inside.dp + inside.dp * (p % inside.pp))

@@ -344,7 +344,8 @@ class _Best:
     def _optimistic_key(self, shape: Shape) -> Key:
         """The key of a shape if no replica is cut; the bounds where these are larger."""
         key = _key(self._weights, shape.expected_reach)
-        pods, leaves = max(key[:2], self._bound[:2]), max(key[2:], self._bound[2:])
+        pods = max(key[:2], self._bound[:2])
+        leaves = max(key[2:], self._bound[2:])
         return *pods, *leaves
 
     def _gathered(self, assignment: IntArray, heights: Sequence[int]) -> IntArray:

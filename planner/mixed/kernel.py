@@ -448,7 +448,8 @@ class _Ways:
 
     def __init__(self, places: Sequence[IntArray], way_s: Sequence[FloatArray]) -> None:
         self._places, self._way_s = places, way_s
-        ahead_s, behind_s = [np.zeros(len(places[0]))], [np.zeros(len(places[-1]))]
+        ahead_s = [np.zeros(len(places[0]))]
+        behind_s = [np.zeros(len(places[-1]))]
         for each in way_s:
             ahead_s.append(np.min(np.maximum(ahead_s[-1][:, None], each), axis=0))
         for each in reversed(way_s):

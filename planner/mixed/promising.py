@@ -545,7 +545,8 @@ class RowBounds:
         leading = np.zeros(part.shape[1])
         leading[: len(pattern)] = pattern
         takes_main = is_used & (np.arange(part.shape[1]) >= len(pattern) - 1)
-        layer_s, again_s = self._layer_s[part, rows[:, None]], self._again_s[part, rows[:, None]]
+        layer_s = self._layer_s[part, rows[:, None]]
+        again_s = self._again_s[part, rows[:, None]]
         lead_s = self._lead_s[part, rows[:, None]] * leading
         room, kept, relief = self._rooms(rows, part, leading)
         beyond = self._beyond[rows, None] if self._unlike else 0.0

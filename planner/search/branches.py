@@ -410,7 +410,8 @@ class Branch:
 
     def _ways_that_fit(self, space: Space, degrees: Layout, roomy: BoolArray) -> BoolArray:
         """Which ways to recompute fit, [n, stages, ways], of the ZeRO stages `roomy` [n, stages]."""
-        fits, rows = np.repeat(roomy[:, :, None], len(space.recompute), axis=2), roomy.any(axis=1)
+        fits = np.repeat(roomy[:, :, None], len(space.recompute), axis=2)
+        rows = roomy.any(axis=1)
         variants = space.variants(degrees.take(rows)).take(fits[rows].ravel())
         if len(np.asarray(variants.pp)):
             fits[fits] = self._has_room(self._least_memory_gib(variants))

@@ -559,7 +559,8 @@ class Space:
 
     def _divided(self, layouts: Layout) -> NDArray[np.bool_]:
         """Which numbers of groups above 1 divide the replicas into groups of two ranks or more."""
-        groups, dp = np.array(self.shard_groups, dtype=np.int64), np.atleast_1d(layouts.dp)[:, None]
+        groups = np.array(self.shard_groups, dtype=np.int64)
+        dp = np.atleast_1d(layouts.dp)[:, None]
         divided = divides_into(groups, dp, np.atleast_1d(layouts.cp)[:, None])
         return np.asarray((groups > 1) & divided)
 
