@@ -42,7 +42,7 @@ from meshwright.planner.mapping.effective import (
     levelled,
     placement_of,
 )
-from meshwright.planner.mapping.joint import choice_instance
+from meshwright.planner.mapping.joint import PATIENT_WORK, QUESTION_WORK, choice_instance
 from meshwright.planner.mapping.problem import IntArray
 from meshwright.planner.mapping.slots import Instance, Place, regular_orders, slot_sizes
 from meshwright.planner.solvers.programmes import repeatable_solver
@@ -703,10 +703,6 @@ Row = tuple[int, ...]
 # How much is asked. Work is CP-SAT's deterministic time, about seconds on an idle core.
 
 
-QUESTION_WORK = 0.5
-"""For one question."""
-PATIENT_WORK = 6.0
-"""For one that all else waits for."""
 ALL_WORK = 12.0
 """For all questions about the same degrees, with what it takes to write them down."""
 WORK_OF_A_VARIABLE = 5e-5

@@ -383,7 +383,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_behind(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("meshwright.documents.tempfile.mkstemp", full)
+    monkeypatch.setattr("meshwright.documents.os.open", full)
     result = run(*ASK, "-o", tmp_path / "out", "--json")
     assert result.exit_code == 2
     assert "No space left on device" in result.stderr
