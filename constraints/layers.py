@@ -357,7 +357,9 @@ class MambaGroups(Rule):
         return as_excess(mamba.groups % tp + np.minimum(local % cp, cp % local))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        mamba, tp, cp = plan.workload.model.mamba, int(plan.layout.tp), int(plan.layout.cp)
+        mamba = plan.workload.model.mamba
+        tp = int(plan.layout.tp)
+        cp = int(plan.layout.cp)
         if mamba is None:
             return None
         left_over = mamba.groups - mamba.groups // tp * tp

@@ -65,7 +65,9 @@ class LayersByStages(Rule):
         return as_excess(pp * vpp - model.most_stages - empty)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        layers, pp, vpp = plan.workload.model.layers, int(plan.layout.pp), int(plan.layout.vpp)
+        layers = plan.workload.model.layers
+        pp = int(plan.layout.pp)
+        vpp = int(plan.layout.vpp)
         chunks = [count for rank in plan.stages for count in rank]
         empty_ends = _has_empty_ends(plan.workload, pp, vpp, plan.layout.schedule)
         inner = chunks[1:-1] if empty_ends else chunks

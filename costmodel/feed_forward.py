@@ -80,7 +80,8 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -
         casts_s = stream_casts_s(c, tokens, n, k, outputs)
         forward = base.forward + beside.forward + casts_s
         return Passes(forward, base.backward + beside.backward + casts_s)
-    forward, backward = gemm_s(tokens, n, k, c.rates), gemm_s(tokens, k, n, c.rates)
+    forward = gemm_s(tokens, n, k, c.rates)
+    backward = gemm_s(tokens, k, n, c.rates)
     by_weight = weight_gradient_s(k, n, tokens, c.rates, sixteen_bit=c.wide_weight_gradients)
     passes = Passes(forward, backward + by_weight)
     if not c.weight_cast_bytes:

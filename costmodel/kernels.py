@@ -95,7 +95,9 @@ def gemm_s(
         Seconds, above 0.
     """
     alone = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
-    m, n, k = np.maximum(m, 1.0), np.maximum(n, 1.0), np.maximum(k, 1.0)
+    m = np.maximum(m, 1.0)
+    n = np.maximum(n, 1.0)
+    k = np.maximum(k, 1.0)
     peak: Floats = alone
     half_edge: Floats = rates.gemm_half_edge
     if not isinstance(groups, float) or groups > 1:

@@ -205,7 +205,9 @@ def head_passes_s(c: Context) -> tuple[Passes, Passes]:
     tuple of two Passes
         Seconds of products, and of memory-bound operators without the final norm, at least 0.
     """
-    loss, model, tokens = CHUNKED_LOSSES[str(c.workload.loss)], c.workload.model, c.tokens
+    loss = CHUNKED_LOSSES[str(c.workload.loss)]
+    model = c.workload.model
+    tokens = c.tokens
     rows = rows_of_a_chunk(c.workload, tokens)
     chunks = np.ceil(np.asarray(tokens) / rows)
     vocab, hidden = float(model.vocab), float(model.hidden)

@@ -413,7 +413,9 @@ def delta_rule_s(c: Context, spec: LinearAttentionSpec) -> Passes:
 
 def _delta_streamed_bytes(c: Context, spec: LinearAttentionSpec) -> Passes:
     """As `_streamed_bytes`."""
-    tp, hidden, values = np.asarray(c.layout.tp), c.workload.model.hidden, spec.value_width
+    tp = np.asarray(c.layout.tp)
+    hidden = c.workload.model.hidden
+    values = spec.value_width
     copied = (
         2.0 * spec.value_heads * spec.key_head_dim if spec.value_heads > spec.key_heads else 0.0
     )

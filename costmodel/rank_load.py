@@ -673,7 +673,8 @@ def least_way_in_order_s(
     def _are_placed(limits_s: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Whether all layers are, with each of some limits, [limits, n]."""
         limit_s, rows = limits_s * (1 + ROUNDING), np.arange(count)
-        place, holds = np.zeros(limit_s.shape, dtype=np.int64), np.ones(limit_s.shape, dtype=bool)
+        place = np.zeros(limit_s.shape, dtype=np.int64)
+        holds = np.ones(limit_s.shape, dtype=bool)
         for rank, (more, way_s) in enumerate(zip(further, down_s, strict=True)):
             fits = way_s <= (way_s[rows, place] + limit_s)[..., None]
             # Nothing where m - w is 1, so that the limit holds.

@@ -1284,7 +1284,8 @@ class _OrderedRanks(_Ranks):
 
     def _least(self, name: CapName, caps: _Caps, below: int | None = None) -> int | None:
         values = {"seconds": self._seconds, "load": self._loads, "experts": self._experts}[name]
-        caps, least = _capped(caps, name, inf), np.full(self.costs.layers + 1, inf)
+        caps = _capped(caps, name, inf)
+        least = np.full(self.costs.layers + 1, inf)
         least[-1] = -inf
         for rank in reversed(range(self.costs.pp)):
             table = self._parts(rank)

@@ -1237,7 +1237,8 @@ def _front(
     )
     recompute_s = leading * np.asarray(times.dense.recompute_s)
     spared_s = np.maximum(leading * again_s - recompute_s, 0.0)
-    some_s, every_s = first_s + np.maximum(dense_s - spared_s, 0.0), first_s + dense_s + recompute_s
+    some_s = first_s + np.maximum(dense_s - spared_s, 0.0)
+    every_s = first_s + dense_s + recompute_s
     return _Front(is_of, *(np.where(is_of[owner], each, 0.0) for each in (some_s, every_s)))
 
 
@@ -1260,7 +1261,8 @@ def _in_order_and_rooms_s(
         columns = np.concatenate([times.work_s[:, rows], own_rooms.T])
         first, back = distinct_columns(columns)
         *work_s, first_s, last_s = columns[: 2 * kinds + 2, first]
-        kinds_s, kinds_again_s = np.stack(work_s[:kinds], axis=1), np.stack(work_s[kinds:], axis=1)
+        kinds_s = np.stack(work_s[:kinds], axis=1)
+        kinds_again_s = np.stack(work_s[kinds:], axis=1)
         again_s = None
         if amount == model.layers:
             kinds_s = kinds_s + kinds_again_s

@@ -166,7 +166,8 @@ def _stages(layout: Layout, layers: int | None, work_s: float) -> list[dict[str,
 
 def _step_s(layout: Layout, forward_s: float, backward_s: float, weight_share: float) -> float:
     """Seconds of a step with equal chunks. Raises InputError where the schedule has no such shape."""
-    chunks, schedule = int(layout.pp) * int(layout.vpp), Schedule(int(layout.schedule))
+    chunks = int(layout.pp) * int(layout.vpp)
+    schedule = Schedule(int(layout.schedule))
     try:
         timeline = simulate(
             [forward_s] * chunks,

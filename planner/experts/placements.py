@@ -476,7 +476,10 @@ class _Layer:
         leaving, coming = slots[gpu][slot], slots[away, place]
         keep = (away != gpu) & ~is_on_gpu[away, leaving] & ~is_on_gpu[gpu, coming]
         keep &= away // self.block == gpu // self.block
-        slot, away, place, coming = slot[keep], away[keep], place[keep], coming[keep]
+        slot = slot[keep]
+        away = away[keep]
+        place = place[keep]
+        coming = coming[keep]
         shed = (weight[:, gpu, slot] - weight[:, away, place]).T
         after = np.repeat(load[None], len(slot), axis=0)
         after[:, :, gpu] -= shed

@@ -360,7 +360,9 @@ def _halves(routing: Routing) -> tuple[Routing, Routing]:
 
 def _half_of_tokens(routing: Routing, half: slice) -> Routing:
     assert routing.tokens is not None
-    tokens, experts, affinity = routing.tokens[:, half], routing.loads.shape[2], routing.affinity
+    tokens = routing.tokens[:, half]
+    experts = routing.loads.shape[2]
+    affinity = routing.affinity
     ranks = None if routing.token_ranks is None else routing.token_ranks[half]
     if affinity is not None:
         number = affinity.shape[2]

@@ -468,7 +468,8 @@ def least_values(jobs: Sequence[TimedJob], units: Sequence[int]) -> Values:
         areas[index, sizes] = ticks[index, sizes] * job.demands
     horizon = sum(max(job.ticks) for job in jobs)
     for weights in (np.ones(len(units)), np.array(part_weights(jobs, len(units)))):
-        taken, room = areas * weights[parts], float(weights @ units) * (1 + 1e-9)
+        taken = areas * weights[parts]
+        room = float(weights @ units) * (1 + 1e-9)
         fits = partial(_fits, ticks, taken, room)
         longest += bisect_left(range(longest, horizon), True, key=fits)
     return *late, longest
@@ -1051,7 +1052,9 @@ class _Schedule:
         ]
         for index, row in enumerate(self._chosen):
             model.add_exactly_one(row)
-            job, start, end = self._jobs[index], self._starts[index], self._ends[index]
+            job = self._jobs[index]
+            start = self._starts[index]
+            end = self._ends[index]
             sizes = zip(job.ticks, job.demands, job.parts, strict=True)
             for size, (ticks, demand, part) in enumerate(sizes):
                 literal, name = row[size], f"run{index}_{size}"

@@ -778,7 +778,8 @@ class _BoundsOf(NamedTuple):
 
     def seconds(self, below_s: float) -> FloatArray:
         """Of a step; sequences of passes, which take most of the time, raise what is below some seconds."""
-        stages, owner = self.stages, np.repeat(np.arange(len(self.counts)), self.counts)
+        stages = self.stages
+        owner = np.repeat(np.arange(len(self.counts)), self.counts)
         times, rows, equal = times_under_mappings(self.context, owner)
         if stages is not None:
             times = replace(times, by_stage=stages.best.with_one_stage())

@@ -721,9 +721,12 @@ def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
     assignment = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
     for rank, place in enumerate(ranks):
         t_out = rank // tp
-        c, d, p = t_out % cp, t_out // cp % dp, t_out // (cp * dp)
+        c = t_out % cp
+        d = t_out // cp % dp
+        p = t_out // (cp * dp)
         column = c // inside.cp + cp // inside.cp * (d // inside.dp)
-        stage, leaf = p // inside.pp, leaf_of.get((place[0], place[1]), -1)
+        stage = p // inside.pp
+        leaf = leaf_of.get((place[0], place[1]), -1)
         if leaf < 0 or assignment[stage, column] not in (-1, leaf):
             raise InfeasibleError(
                 f"rank {rank} is not on a free GPU of the leaf that its slot is on"

@@ -205,7 +205,8 @@ class Partitions:
         """Borders [k, segments + 1] with what each segment takes at the least, [k, segments, 5], and all
         micro-batches.
         """
-        work_s, less_most_s = columns[..., 0].sum(axis=1), columns[..., 1].sum(axis=1)
+        work_s = columns[..., 0].sum(axis=1)
+        less_most_s = columns[..., 1].sum(axis=1)
         taken = np.diff(ends, axis=1).astype(np.float64)
         holdings = [
             SegmentHolds(columns[:, at, 3], columns[:, at, 4], taken[:, at])
@@ -253,7 +254,8 @@ class Partitions:
         best: PlayedSplit | None = None
         between = _Between(self._ranks, self._segments, borders.places, self._each_m)
         number = len(self._segments)
-        waiting, looked_at = [_Caps((inf,) * number, (inf,) * number)], set[_Caps]()
+        waiting = [_Caps((inf,) * number, (inf,) * number)]
+        looked_at = set[_Caps]()
         while waiting:
             caps = waiting.pop()
             if caps in looked_at:
@@ -403,7 +405,8 @@ class _Between:
         seconds = [
             np.where(may_be, each, inf) for may_be, each in zip(self._may_be, own_s, strict=True)
         ]
-        ahead_s, behind_s = [np.zeros(len(self._places[0]))], [np.zeros(1)]
+        ahead_s = [np.zeros(len(self._places[0]))]
+        behind_s = [np.zeros(1)]
         for each in seconds:
             ahead_s.append(np.min(ahead_s[-1][:, None] + each, axis=0))
         for each in reversed(seconds):

@@ -609,7 +609,8 @@ class RowBounds:
                 place = np.where(is_used[:, rank], np.maximum(reach, place), place)
             return np.asarray(place == before.shape[1] - 1)
 
-        low, high = least_s, least_s + np.max(beside_s, axis=1) + self._longest_s[rows]
+        low = least_s
+        high = least_s + np.max(beside_s, axis=1) + self._longest_s[rows]
         low = np.where(takes_all(high), low, high)
         for _ in range(_HALVINGS_IN_ORDER):
             middle = (low + high) / 2

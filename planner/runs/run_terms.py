@@ -258,7 +258,9 @@ def layout_string(stages: Sequence[Sequence[int]], mtp_layers: int = 0) -> str:
     'Et*3|(tt|)*4tL'
     """
     counts = [rank[chunk] for chunk in range(len(stages[0])) for rank in stages]
-    first, inner, last = counts[0], counts[1:-1], counts[1:][-1:]
+    first = counts[0]
+    inner = counts[1:-1]
+    last = counts[1:][-1:]
     front = "E" + _repeat("t", first)
     if last:
         runs = ((layers, len(list(run))) for layers, run in groupby(inner))

@@ -335,7 +335,8 @@ class Space:
         """Columns of each (tp, cp); in them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
         dps, sizes = self._batch_pairs
         _, numbers = np.unique(dps, return_inverse=True)
-        eps, etps = np.array(self.ep, dtype=np.int64), np.array(self.etp, dtype=np.int64)
+        eps = np.array(self.ep, dtype=np.int64)
+        etps = np.array(self.etp, dtype=np.int64)
         more_than = max(more_than, self.fewest_gpus - 1)
         for tp in self.tp:
             for cp in self.cp:

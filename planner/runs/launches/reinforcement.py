@@ -142,7 +142,8 @@ def _with_parents(document: dict[str, Any], path: Path) -> dict[str, Any]:
             return merged
         parent_file = file_beside(names[-1], place, _DEFAULTS)
         parent = read_mapping(parent_file, MAX_FILE_BYTES)
-        named, place = [*names[:-1], *_listed(parent.pop(_DEFAULTS, None))], parent_file
+        named = [*names[:-1], *_listed(parent.pop(_DEFAULTS, None))]
+        place = parent_file
         merged = _over(parent, merged)
     raise InputError(
         f"more than {_MOST_PARENTS} files under one another", where=f"{path}: {_DEFAULTS}"
