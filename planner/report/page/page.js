@@ -194,7 +194,8 @@
       return base(c, {
         legend: legend(c, ["layouts", "Pareto front", "the plan"]), grid: {left: 56, right: 20, top: 40, bottom: 44},
         tooltip: {...base(c, {}).tooltip, formatter: item => `${text(item.data.layout)}<br>${text(item.data.words)}`},
-        xAxis: axis(c, {type: "value", scale: true, name: "seconds of a step", nameGap: 26}),
+        // The first label begins at the axis: in its middle it would meet the lowest of the other axis.
+        xAxis: axis(c, {type: "value", scale: true, name: "seconds of a step", nameGap: 26, axisLabel: {showMinLabel: true, alignMinLabel: "left"}}),
         yAxis: axis(c, {type: "value", scale: true, name: "GiB of the fullest GPU", nameGap: 38}),
         series: [
           {type: "scatter", name: "layouts", symbolSize: 8, itemStyle: {opacity: 0.7}, data: figures.near.layouts.filter(layout => !layout.on_front && !layout.is_plan).map(dot)},
