@@ -658,10 +658,7 @@ class LayoutPricing:
         return [*priced_splits, *(yield from self._in_turn(placed, unplayed, best_s))]
 
     def _in_turn(
-        self,
-        placed: PlacedLayout,
-        unplayed: dict[Split, FloatArray],
-        cutoff_s: float,
+        self, placed: PlacedLayout, unplayed: dict[Split, FloatArray], cutoff_s: float
     ) -> Asking[list[PricedSplit]]:
         """Those of some splits that may beat the cutoff, with their seconds, from lower bounds that are these
         where nothing is played.
@@ -762,23 +759,14 @@ class LayoutPricing:
         return priced_splits
 
     def _seconds(
-        self,
-        placed: PlacedLayout,
-        splits: Sequence[Split],
-        *,
-        played: bool = True,
+        self, placed: PlacedLayout, splits: Sequence[Split], *, played: bool = True
     ) -> Asking[dict[Stages, FloatArray]]:
         """Seconds of some splits under each mapping, [k]."""
         steps = yield [StepQuestion(placed, split.stages, played=played) for split in splits]
         return {split.stages: step.seconds for split, step in zip(splits, steps, strict=True)}
 
     def _with_slack(
-        self,
-        placed: PlacedLayout,
-        stages: Stages,
-        costs: SplitCosts,
-        *,
-        played: bool = True,
+        self, placed: PlacedLayout, stages: Stages, costs: SplitCosts, *, played: bool = True
     ) -> Asking[tuple[StepSeconds, float]]:
         """A split's step, and how much one with its parameters spread evenly could save over it, at most."""
         own = StepQuestion(placed, stages, played=played)
